@@ -1,0 +1,18 @@
+"""minispec: Speculative Streaming in NumPy, the same lines on CuPy, gradients derived by hand.
+
+    model = minispec.load("weights/tiny")
+    out = minispec.generate(model, "...", drafter="streams")
+    for step in minispec.stream(model, "...", drafter="streams"):
+        print(step.text, end="")
+
+Start reading at config.py; README.md has the reading order.
+"""
+
+from .config import TreeConfig
+from .drafters import Drafter
+from .generate import Output, generate, stream
+from .stats import DecodeStats, Step
+from .weights import load_model as load
+
+__version__ = "0.1.0"
+__all__ = ["load", "generate", "stream", "TreeConfig", "Drafter", "Output", "Step", "DecodeStats"]

@@ -1,0 +1,197 @@
+"""The block and the model's two ends (embedding and head), forward and backward.
+
+A block is pre-norm: x = x + attention(norm1(x)); x = x + mlp(norm2(x)). It runs rows: of the
+prompt, of a decode step, of a draft tree, of streams. What differs between them is the `View`
+(masks.py: who sees whom) and the rotary angles of their positions; nothing else.
+
+`Call` bundles what every block of a call needs. `store` is where main keys and values live: a
+`KVCache` in decoding, a `Segments` store in training. It gives back all main keys up to now.
+
+Read first: layers.py, masks.py, attention.py, lora.py. Proven by: tests/test_model_grad.py
+(backward), tests/test_cache.py (steps equal the full forward).
+"""
+
+from dataclasses import dataclass
+
+from .attention import (merge_heads, multi_stream_backward, multi_stream_forward, rotate_backward,
+                        rotate_forward, split_heads)
+from .layers import (ACTIVATIONS, layernorm_backward, layernorm_forward, rmsnorm_backward,
+                     rmsnorm_forward)
+from .lora import project_backward, project_forward
+from .masks import View
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all blocks of one call share.
+
+    view     masks.View of the rows
+    angles   None, or cos and sin of all rows, each (1 or B, 1, rows, D/2)
+    turn     None, or cos and sin (1, 1, S*G, D/2) that rotate the values of stream rows
+    adapter  (scale, first row that LoRA applies to)
+    """
+
+    view: View
+    angles: object
+    turn: object
+    adapter: tuple
+
+
+# --- norm: one of two kinds ---------------------------------------------------------------------
+
+def norm_forward(params, config, name, x):
+    """RMSNorm or LayerNorm with the parameters `name`.gain (and .bias).   x (..., C) -> (..., C)"""
+    if config.norm == "rms":
+        return rmsnorm_forward(x, params[name + ".gain"], config.norm_eps)
+    return layernorm_forward(x, params[name + ".gain"], params[name + ".bias"], config.norm_eps)
+
+
+def norm_backward(dy, cache, config, grads, name):
+    """dy (..., C) -> dx (..., C); gradients of gain and bias are added to `grads`."""
+    backward = rmsnorm_backward if config.norm == "rms" else layernorm_backward
+    dx, *dparams = backward(dy, cache)
+    for kind, dparam in zip((".gain", ".bias"), dparams):
+        if name + kind in grads:
+            grads[name + kind] += dparam
+    return dx
+
+
+# --- attention sublayer -------------------------------------------------------------------------
+
+def attend_forward(params, config, layer, x, call, store):
+    """Project, rotate, attend, project back.   x (B, rows, C) -> (B, rows, C)."""
+    name, view = f"blocks.{layer}.attn", call.view
+    q, cq = project_forward(params, name + ".q", x, call.adapter)       # (B, rows, H*D)
+    k, ck = project_forward(params, name + ".k", x, call.adapter)       # (B, rows, Hkv*D)
+    v, cv = project_forward(params, name + ".v", x, call.adapter)       # (B, rows, Hkv*D)
+    q = split_heads(q, config.heads)                      # (B, H, rows, D)
+    k = split_heads(k, config.kv_heads)                   # (B, Hkv, rows, D)
+    v = split_heads(v, config.kv_heads)                   # (B, Hkv, rows, D)
+    if call.angles is not None:
+        q, _ = rotate_forward(q, *call.angles)          # (B, H, rows, D)
+        k, _ = rotate_forward(k, *call.angles)          # (B, Hkv, rows, D)
+    main = view.main
+    v_own = v[:, :, main:]                                # (B, Hkv, S*G, D)
+    if call.turn is not None and view.bundles:
+        v_own, _ = rotate_forward(v_own, *call.turn)    # (B, Hkv, S*G, D)
+    keys, values = store.append(layer, k[:, :, :main], v[:, :, :main])    # (B, Hkv, P + T, D)
+    y, c_attn = multi_stream_forward(q, keys, values, k[:, :, main:], v_own, view)
+    y, co = project_forward(params, name + ".out", merge_heads(y), call.adapter)
+    return y, (cq, ck, cv, c_attn, co)                    # (B, rows, C)
+
+
+def attend_backward(dy, cache, params, config, layer, call, store, grads):
+    """dy (B, rows, C) -> dx (B, rows, C).
+
+    `store.backward` adds the gradients that later segments sent to this call's main keys, and
+    passes on those of the keys before this call.
+    """
+    name, view = f"blocks.{layer}.attn", call.view
+    cq, ck, cv, c_attn, co = cache
+    xp_cat = store.xp.concatenate
+    # forward: y = out(merge(attention(q, keys, values)))
+    dy = project_backward(dy, co, params, grads, name + ".out")           # (B, rows, H*D)
+    dq, dkeys, dvalues, dk_own, dv_own = multi_stream_backward(split_heads(dy, config.heads),
+                                                               c_attn)
+    # forward: keys, values = store.append(k[main rows], v[main rows])
+    dk, dv = store.backward(layer, dkeys, dvalues)        # (B, Hkv, T, D)
+    if view.bundles:
+        # forward: v_own = rotate(v[stream rows])
+        if call.turn is not None:
+            dv_own = rotate_backward(dv_own, call.turn)         # (B, Hkv, S*G, D)
+        dk = xp_cat([dk, dk_own], axis=2)                 # (B, Hkv, rows, D)
+        dv = xp_cat([dv, dv_own], axis=2)                 # (B, Hkv, rows, D)
+    # forward: q, k = rotate(q), rotate(k)
+    if call.angles is not None:
+        dq = rotate_backward(dq, call.angles)           # (B, H, rows, D)
+        dk = rotate_backward(dk, call.angles)           # (B, Hkv, rows, D)
+    # forward: q, k, v = project(x): a branch, so the three gradients add up
+    dx = project_backward(merge_heads(dv), cv, params, grads, name + ".v")
+    dx += project_backward(merge_heads(dk), ck, params, grads, name + ".k")
+    dx += project_backward(merge_heads(dq), cq, params, grads, name + ".q")
+    return dx                                             # (B, rows, C)
+
+
+# --- MLP sublayer -------------------------------------------------------------------------------
+
+def mlp_forward(params, config, layer, x, adapter):
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate.   (B, rows, C) -> same."""
+    name, activate = f"blocks.{layer}.mlp", ACTIVATIONS[config.activation][0]
+    up, cu = project_forward(params, name + ".up", x, adapter)            # (B, rows, F)
+    if config.gated:
+        gate, cg = project_forward(params, name + ".gate", x, adapter)    # (B, rows, F)
+        act, ca = activate(gate)                          # (B, rows, F)
+        hidden = act * up                                 # (B, rows, F)
+    else:
+        hidden, ca = activate(up)                         # (B, rows, F)
+        cg = act = None
+    y, cd = project_forward(params, name + ".down", hidden, adapter)      # (B, rows, C)
+    return y, (cu, cg, ca, cd, act, up)
+
+
+def mlp_backward(dy, cache, params, config, layer, grads):
+    """dy (B, rows, C) -> dx (B, rows, C)."""
+    name, activate = f"blocks.{layer}.mlp", ACTIVATIONS[config.activation][1]
+    cu, cg, ca, cd, act, up = cache
+    # forward: y = down(hidden)
+    dhidden = project_backward(dy, cd, params, grads, name + ".down")     # (B, rows, F)
+    if not config.gated:
+        # forward: hidden = act(up(x))
+        return project_backward(activate(dhidden, ca), cu, params, grads, name + ".up")
+    # forward: hidden = act(gate(x)) * up(x)
+    dgate = activate(dhidden * up, ca)                    # (B, rows, F)
+    dx = project_backward(dgate, cg, params, grads, name + ".gate")       # (B, rows, C)
+    dx += project_backward(dhidden * act, cu, params, grads, name + ".up")
+    return dx                                             # (B, rows, C)
+
+
+# --- block --------------------------------------------------------------------------------------
+
+def block_forward(params, config, layer, x, call, store):
+    """One transformer block.   x (B, rows, C) -> (B, rows, C)."""
+    h, c1 = norm_forward(params, config, f"blocks.{layer}.norm1", x)
+    a, c2 = attend_forward(params, config, layer, h, call, store)
+    x = x + a                                             # (B, rows, C)
+    h, c3 = norm_forward(params, config, f"blocks.{layer}.norm2", x)
+    m, c4 = mlp_forward(params, config, layer, h, call.adapter)
+    return x + m, (c1, c2, c3, c4)                        # (B, rows, C)
+
+
+def block_backward(dx, cache, params, config, layer, call, store, grads):
+    """dx (B, rows, C) of the output -> dx of the input. The forward, read upwards."""
+    c1, c2, c3, c4 = cache
+    # forward: x = x + mlp(norm2(x))
+    dh = mlp_backward(dx, c4, params, config, layer, grads)
+    dx = dx + norm_backward(dh, c3, config, grads, f"blocks.{layer}.norm2")
+    # forward: x = x + attend(norm1(x))
+    dh = attend_backward(dx, c2, params, config, layer, call, store, grads)
+    return dx + norm_backward(dh, c1, config, grads, f"blocks.{layer}.norm1")
+
+
+# --- the two ends -------------------------------------------------------------------------------
+
+def embed_forward(params, ids, positions):
+    """Token embedding, plus position embedding where the model has one.
+
+    ids and positions (B, T) int -> x (B, T, C).   cache: ids, positions.
+    """
+    x = params["embed.tokens"][ids]                       # (B, T, C)
+    if "embed.positions" in params:
+        x = x + params["embed.positions"][positions]      # (B, T, C)
+    return x, (ids, positions)
+
+
+def head_matrix(params):
+    """(C, V): the output head; the transposed input embedding where the two are tied."""
+    head = params.get("head.w")
+    return params["embed.tokens"].T if head is None else head
+
+
+def add_head_gradient(params, grads, dhead):
+    """Add d(head matrix) (C, V) to whichever parameter the head is, if that is trained."""
+    if "head.w" in params:
+        name, dvalue = "head.w", dhead                    # (C, V)
+    else:
+        name, dvalue = "embed.tokens", dhead.T            # (V, C)  tied: both uses end in one array
+    if name in grads:
+        grads[name] += dvalue

@@ -1,0 +1,132 @@
+"""Model folders in and out, and files that are never half-written.
+
+A model folder holds config.json (model and stream settings), model.safetensors and
+tokenizer.json. Every tensor is accounted for: a missing, an unknown or a misshapen one is an
+error that names it, before anything is computed.
+
+Files are written beside their target and then renamed over it, so a reader (or a crash) sees the
+old file or the new one, never a part.
+
+Read first: parameters.py. Proven by: tests/test_weights.py (cases H-01, H-15, H-34).
+"""
+
+import json
+import os
+import tempfile
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from .backend import to_host
+from .config import ModelConfig, StreamConfig
+from .model import Model
+from .parameters import all_shapes
+from .text import Tokenizer
+
+FORMAT = "minispec-1"
+
+
+def write_atomically(path, data):
+    """Write bytes to `path`: temporary file in the same folder, flushed to disk, then renamed."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)                        # mkstemp makes private files
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_json(path):
+    """A JSON object from a file. Raises ValueError naming the file if it is not one."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            value = json.load(file)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def write_tensors(path, tensors, metadata=None):
+    """Save {name: array} of either library as safetensors, atomically.
+
+    NOTE: the safetensors writer dumps raw memory, so a transposed or strided array must be made
+    contiguous first, or it comes back scrambled without any error (case H-01).
+    """
+    host = {n: np.ascontiguousarray(to_host(a)) for n, a in tensors.items()}
+    write_atomically(path, save(host, metadata or {}))
+
+
+def read_tensors(path):
+    """{name: array} of a safetensors file. Raises ValueError naming the file if it is broken."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{path} is missing")
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        with open(path, "rb") as file:
+            pointer = file.read(40).startswith(b"version https://git-lfs")
+        why = "it is a git-lfs pointer, the weights were not downloaded" if pointer else error
+        raise ValueError(f"{path}: not a readable safetensors file ({why})") from None
+
+
+def check_shapes(path, tensors, shapes):
+    """Raise one ValueError that names every missing, unknown or misshapen tensor."""
+    missing = sorted(set(shapes) - set(tensors))
+    unknown = sorted(set(tensors) - set(shapes))
+    wrong = [f"{n} is {tensors[n].shape}, expected {shapes[n]}" for n in sorted(shapes)
+             if n in tensors and tuple(tensors[n].shape) != tuple(shapes[n])]
+    problems = [f"{label}: {', '.join(names)}" for label, names in
+                (("missing", missing), ("unknown", unknown), ("wrong shape", wrong)) if names]
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(problems)}")
+
+
+def save_model(folder, model, dtype="float32"):
+    """Write a model folder. `dtype` is the one on disk; config.json is written last, so a folder
+    without it is not a model yet."""
+    tensors = {n: to_host(a).astype(dtype) for n, a in model.params.items()}
+    write_tensors(os.path.join(folder, "model.safetensors"), tensors, {"format": FORMAT})
+    if model.tokenizer is not None:
+        model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    settings = {"format": FORMAT, "model": model.config.as_dict(),
+                "streams": model.streams.as_dict() if model.streams else None}
+    write_atomically(os.path.join(folder, "config.json"),
+                     (json.dumps(settings, indent=1) + "\n").encode())
+
+
+def load_model(folder, xp=np, dtype="float32"):
+    """Model from a folder, computed in `dtype` on array library `xp`.
+
+    Raises FileNotFoundError or ValueError, naming the file, for whatever is missing or broken.
+    """
+    path = os.path.join(folder, "config.json")
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder} is not a folder; a model folder holds config.json, "
+                                "model.safetensors and tokenizer.json")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{path} is missing")
+    settings = read_json(path)
+    if settings.get("format") != FORMAT:
+        raise ValueError(f'{path}: "format" is {settings.get("format")!r}, expected {FORMAT!r}')
+    try:
+        config = ModelConfig.from_dict(settings["model"])
+        streams = settings["streams"] and StreamConfig.from_dict(settings["streams"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    path = os.path.join(folder, "model.safetensors")
+    tensors = read_tensors(path)
+    check_shapes(path, tensors, all_shapes(config, streams or None))
+    params = {n: xp.asarray(a.astype(dtype)) for n, a in tensors.items()}
+    path = os.path.join(folder, "tokenizer.json")
+    tokenizer = Tokenizer.load(path) if os.path.isfile(path) else None
+    return Model(config, params, streams or None, tokenizer)
