@@ -114,8 +114,8 @@ def pack_batch(rows, streams):
 
 # --- from text ----------------------------------------------------------------------------------
 
-def read_jsonl(path):
-    """List of {"prompt", "completion"} from a JSON-lines file.
+def read_jsonl(path, keys=("prompt", "completion")):
+    """List of objects with text under `keys` from a JSON-lines file.
 
     Raises ValueError naming file and line for broken JSON or a missing key, FileNotFoundError.
     """
@@ -128,10 +128,11 @@ def read_jsonl(path):
                 example = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path} line {number}: not JSON ({error.msg})") from None
-            for key in ("prompt", "completion"):
+            for key in keys:
                 if not isinstance(example, dict) or not isinstance(example.get(key), str):
+                    form = ", ".join(f'"{k}": "..."' for k in keys)
                     raise ValueError(f'{path} line {number}: no text under "{key}"; each line '
-                                     'needs {"prompt": ..., "completion": ...}')
+                                     f'needs {{{form}}}')
             examples.append(example)
     if not examples:
         raise ValueError(f"{path} holds no examples")

@@ -111,9 +111,9 @@ class Session:
         out = self.model.prefill(self.cache, self.ids, streams=self.fused)
         choice = self.choose(out.logits, np.zeros(1, dtype=int))
         self.remember(out, 0)
-        pushed = self.rules.push(choice)
+        ids, text, _ = self.rules.push(choice)
         self.ids.append(int(choice[0]))
-        return Step(pushed.ids, pushed.text, emitted=pushed.emitted, rows=out.rows, prompt=True,
+        return Step(ids, text, emitted=1, rows=out.rows, prompt=True,
                     seconds=time.perf_counter() - start)
 
     def step(self):
@@ -124,13 +124,15 @@ class Session:
         if out.kept is not None:
             tree = tree.take(out.kept)
         verdict = self.verify(tree, out.logits)
-        pushed = self.rules.push(verdict.emitted)
-        path = verdict.path[:pushed.emitted]              # a stop rule may cut an accepted run
+        before = self.rules.taken
+        ids, text, _ = self.rules.push(verdict.emitted)
+        emitted = self.rules.taken - before
+        path = verdict.path[:emitted]                     # a stop rule may cut an accepted run
         self.cache.keep(path)
         self.remember(out, path[-1])
-        self.ids.extend(verdict.emitted[:pushed.emitted])
+        self.ids.extend(verdict.emitted[:emitted])
         synchronize(self.model.xp)
-        return Step(pushed.ids, pushed.text, emitted=pushed.emitted, tree=tree, path=path,
+        return Step(ids, text, emitted=emitted, tree=tree, path=verdict.path[:emitted + 1],
                     drafted=len(drafted) - 1, rows=out.rows, seconds=time.perf_counter() - start)
 
     def draft(self):

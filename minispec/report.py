@@ -9,6 +9,8 @@ Read first: stats.py, compare.py. Proven by: tests/test_report.py.
 import os
 import sys
 
+from .text import TextStream
+
 RESET = "\033[0m"
 STYLES = {
     "prompt": "\033[2m",                 # dim: what was given
@@ -37,14 +39,13 @@ def token_pieces(output, tokenizer):
     The pieces joined are the output's text. A character spread over several tokens belongs to the
     last of them.
     """
-    from .text import TextStream
+    kinds = [kind for step in output.steps
+             for kind in ["accepted"] * step.accepted + ["bonus"] * step.has_bonus]
     stream, pieces, left = TextStream(tokenizer), [], len(output.text)
-    for step in output.steps:
-        drafted = 0 if step.prompt else step.accepted
-        for i, token in enumerate(step.ids):
-            text = stream.push([token])[:left]
-            left -= len(text)
-            pieces.append((text, "accepted" if i < drafted else "bonus"))
+    for token, kind in zip(output.ids, kinds):            # a stop string may have cut ids off
+        text = stream.push([token])[:left]
+        left -= len(text)
+        pieces.append((text, kind))
     pieces.append((stream.finish()[:left], "bonus"))
     return [(text, kind) for text, kind in pieces if text]
 

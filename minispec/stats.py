@@ -12,51 +12,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from .tree import Tree
+
 
 @dataclass
 class Step:
-    """One pass of the target after the prompt, and what came of it.
+    """One pass of the target, and what came of it.
 
-    ids            tokens this step emitted, after the stop rules; one or more
-    text           the piece of text that became stable with them
-    drafted        tree nodes drafted, root not counted
-    accepted       how many of `ids` came from the tree
-    bonus          the target's own token that ends `ids`; None if a stop rule cut before it
-    rows           rows run through the model: tree nodes, and streams if any
-    depth_drafted  depth of the tree
-    seconds        duration of the step, drafting included
-    tree, path     the tree that was verified, and its accepted nodes from the root on
+    ids         new ids that became final; a stop string may hold some back for a later step
+    text        the text that became final
+    emitted     tokens that the pass emitted, up to the one that met a stop rule; default len(ids)
+    tree, path  the tree that was verified, and all its accepted nodes from the root on, also those
+                that a stop rule cut off; None and the root for a pass without drafts
+    drafted     tree nodes drafted, root not counted; default: those of `tree`, which are fewer if
+                the tree was pruned
+    rows        rows run through the model, streams included; default: the tree's nodes
+    seconds     duration, drafting included
+    prompt      True for the prompt's pass, which emits the first token
 
-    What is left out is derived from the tree, the path and the ids.
-    Raises: ValueError if ids are not the accepted tokens and the bonus token.
+    Raises: ValueError if there were no tokens, or more than the path and one.
     """
 
     ids: list
     text: str = ""
-    drafted: int | None = None
-    accepted: int | None = None
-    bonus: int | None = None
-    rows: int | None = None
-    depth_drafted: int | None = None
-    seconds: float = 0.0
-    tree: object = None
+    emitted: int | None = None
+    tree: Tree | None = None
     path: Sequence = (0,)
+    drafted: int | None = None
+    rows: int | None = None
+    seconds: float = 0.0
+    prompt: bool = False
 
     def __post_init__(self):
         nodes = 1 if self.tree is None else len(self.tree)
-        if self.drafted is None:
-            self.drafted = nodes - 1
-        if self.rows is None:
-            self.rows = nodes
-        if self.depth_drafted is None:
-            self.depth_drafted = 0 if self.tree is None else self.tree.max_depth
-        if self.accepted is None:
-            self.accepted = min(len(self.ids), len(self.path) - 1)
-            if self.bonus is None and len(self.ids) > self.accepted:
-                self.bonus = self.ids[-1]
-        if not self.ids or len(self.ids) != self.accepted + (self.bonus is not None):
-            raise ValueError(f"a step emitted ids {self.ids}, with {self.accepted} accepted and "
-                             f"bonus {self.bonus}: expected accepted tokens, then the bonus")
+        self.emitted = len(self.ids) if self.emitted is None else self.emitted
+        self.drafted = nodes - 1 if self.drafted is None else self.drafted
+        self.rows = nodes if self.rows is None else self.rows
+        if not 1 <= self.emitted <= len(self.path):
+            raise ValueError(f"a step emitted {self.emitted} tokens along a path of "
+                             f"{len(self.path)} nodes, expected 1..{len(self.path)}")
+
+    @property
+    def accepted(self):
+        """Emitted tokens that came from the tree. The one more, if any, is the bonus token."""
+        return min(self.emitted, len(self.path) - 1)
+
+    @property
+    def cut(self):
+        """True if a stop rule ended the output inside the path, before the bonus token."""
+        return self.emitted < len(self.path)
+
+    @property
+    def depth_drafted(self):
+        """Depth of the verified tree."""
+        return 0 if self.tree is None else self.tree.max_depth
 
 
 @dataclass
@@ -66,8 +75,8 @@ class DecodeStats:
     forwards        passes of the target after the prompt
     emitted         tokens those passes emitted. The very first token comes out of the prompt's
                     pass: it is part of the output ids but in none of these figures
-    drafted, rows   sums of the steps' figures
-    seconds         sum of the steps' seconds, without the prompt
+    drafted, rows   sums of the steps' figures, the prompt's pass left out
+    seconds         sum of the steps' seconds, likewise
     prompt_seconds  the prompt's pass
     tried, passed   [d - 1]: steps that accepted depth d - 1 and drafted depth d; those of them
                     that accepted depth d. A stop rule that cuts a step ends its trials there
@@ -85,23 +94,26 @@ class DecodeStats:
     step_seconds: list = field(default_factory=list)
 
     @classmethod
-    def of(cls, steps, prompt_seconds=0.0):
-        """The figures of a run, from its steps."""
-        stats = cls(prompt_seconds=prompt_seconds)
+    def of(cls, steps):
+        """The figures of a run, from its steps, the prompt's pass among them."""
+        stats = cls()
         for step in steps:
             stats.add(step)
         return stats
 
     def add(self, step):
         """Count one more step."""
+        if step.prompt:
+            self.prompt_seconds += step.seconds
+            return
         self.forwards += 1
-        self.emitted += len(step.ids)
+        self.emitted += step.emitted
         self.drafted += step.drafted
         self.rows += step.rows
         self.seconds += step.seconds
         self.step_seconds.append(step.seconds)
         # The target judged one depth more than it accepted, if there was one and no stop rule cut.
-        judged = min(step.accepted + (step.bonus is not None), step.depth_drafted)
+        judged = min(step.accepted + (not step.cut), step.depth_drafted)
         self.tried = add_lists(self.tried, [1] * judged)
         self.passed = add_lists(self.passed, [int(d < step.accepted) for d in range(judged)])
 

@@ -67,8 +67,8 @@ class StopRules:
     strings, for which a tokenizer is needed; without one the text stays empty. context_left: new
     ids the context still has room for, None for no limit.
 
-    * An end id ends the generation ("stop"). It is not among the returned ids, and neither it nor
-      anything after it reaches the text.
+    * An end id ends the generation ("stop"). It is the last of the returned ids, so that every
+      pass of the model has emitted something; the text ends before it.
     * A stop string ends it ("stop"). The text ends before it, and the ids are the shortest
       beginning of the ids whose text contains that text. (If the stop string starts inside a
       token, the text of that last id goes on past the boundary; the returned text does not.)
@@ -76,6 +76,8 @@ class StopRules:
     * If one id meets two rules, "stop" wins.
 
     After the end: ids and text hold the whole result; finish_reason, None before, says why.
+    `taken` counts the ids looked at, up to the one that ended it: the tokens that the model's
+    passes emitted, whether or not a stop string cut them off again.
     Raises: ValueError for a negative limit, an empty stop string, or stops without a tokenizer.
     """
 
@@ -92,6 +94,7 @@ class StopRules:
         self._tokenizer = tokenizer
         self._stream = TextStream(tokenizer) if tokenizer else None
         self._seen = []  # ids that count, kept or not yet decided
+        self.taken = 0
         self._kept = 0  # how many of them are returned for certain
         self._marks = deque()  # (ids, characters) at which text and ids end together
         self._streamed = 0  # characters that left the TextStream
@@ -129,7 +132,9 @@ class StopRules:
         return kept, "".join(self._pieces[first_piece:]), self.finish_reason
 
     def _push_one(self, i):
+        self.taken += 1
         if i in self.eos_ids:
+            self._seen.append(i)
             self._end("stop")
             return
         self._seen.append(i)

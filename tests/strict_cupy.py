@@ -207,8 +207,6 @@ def index_item(item):
         item = from_host(item)  # CuPy ships index lists without a word
         if item.size == 0:
             return item._host.astype(np.int32)
-    if isinstance(item, slice) and device_arrays([item.start, item.stop, item.step]):
-        raise TypeError("slice bounds must be int or None: a device array has no __index__")
     if isinstance(item, ndarray):
         if item.dtype.kind not in "biu":
             raise IndexError(f"index arrays must be of integer or boolean type: {item.dtype}")

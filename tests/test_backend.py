@@ -174,8 +174,8 @@ def test_scatter_add_into_and_from_views():
     ids, values = np.array([1, 0, 1]), np.arange(6.0).reshape(2, 3).T
     plain, view = np.zeros((2, 2)), np.zeros((2, 4))
     backend.scatter_add(plain, ids, values)
-    backend.scatter_add(view[:, ::2], ids, values)
-    assert plain.tolist() == view[:, ::2].tolist() == [[1, 4], [2, 8]]
+    backend.scatter_add(view[:, :2], ids, values)
+    assert plain.tolist() == view[:, :2].tolist() == [[1, 4], [2, 8]]
     assert backend.scatter_add(np.zeros((2, 2)), ids[:0], values[:0]).sum() == 0
 
 
@@ -427,7 +427,7 @@ def test_reductions_stay_on_the_device(cp, a):
     for number in (a.sum(), a.mean(), a[0, 0], cp.linalg.norm(a), a.argmax(), cp.allclose(a, a),
                    cp.dot(a[0], a[0]), next(iter(a[0]))):
         assert isinstance(number, cp.ndarray) and number.shape == ()
-    assert cp.ndim(a) == 2 and cp.shape(a) == (2, 3) and cp.result_type(a) == np.float32
+    assert type(cp.ndim(a)) is int and cp.shape(a) == (2, 3) and cp.result_type(a) == np.float32
     assert [row.shape for row in a] == [(3,), (3,)] and len(a) == 2
     with pytest.raises(TypeError):
         iter(a[0, 0])
@@ -488,7 +488,7 @@ def test_index_arrays_wrap_and_integers_do_not(cp, a):
     far = cp.asarray([4, -3])
     assert a[far].get().tolist() == [[0, 1, 2], [3, 4, 5]]
     assert a[:, far].get().tolist() == [[1, 0], [4, 3]]
-    assert a[..., None, far].shape == (2, 1, 2)
+    assert a[..., None, cp.asarray([-4, 5])].get().tolist() == [[[2, 2]], [[5, 5]]]
     assert a[far, far].get().tolist() == [1, 3]
     assert a.take(far, axis=1).get().tolist() == cp.take(a, far, 1).get().tolist()
     assert a.take(far, axis=1).get().tolist() == [[1, 0], [4, 3]]

@@ -47,9 +47,10 @@ def run(ids, sizes=(1,), **rules):
 def by_definition(ids, tokenizer, limit, eos_ids, stops):
     """The rules from whole texts only: slow, obvious, no streaming. None where it is undecided."""
     for n in range(limit + 1):
-        ended = n == limit or (n < len(ids) and ids[n] in eos_ids)
         if n > len(ids):
             return None
+        at_end_id = n > 0 and ids[n - 1] in eos_ids
+        ended = n == limit or at_end_id
         text = tokenizer.decode(ids[:n])
         # Text that later ids may still change is not searched, unless there are none.
         final = text if ended else text[: len(text) - (n > 0 and text.endswith("\ufffd"))]
@@ -66,7 +67,7 @@ def by_definition(ids, tokenizer, limit, eos_ids, stops):
             )
             return ids[:fewest], visible, "stop"
         if ended:
-            return ids[:n], text, "length" if n == limit else "stop"
+            return ids[:n], text, "stop" if at_end_id else "length"
     return None
 
 
@@ -148,12 +149,13 @@ def test_context_end_is_length():
 
 def test_end_ids():
     for sizes in [(1,), (3,), (9,)]:
-        right = (list(b"ab"), "ab", "stop")
+        right = ([97, 98, 257], "ab", "stop")
         assert run([97, 98, 257, 99], sizes, eos_ids=[256, 257]) == right
         assert run([97, 98, 257, 99], sizes, eos_ids=257) == right
-        assert run([257], sizes, eos_ids=np.int64(257)) == ([], "", "stop")
+        assert run([257], sizes, eos_ids=np.int64(257)) == ([257], "", "stop")
     assert run([97, 257], eos_ids=None, max_new_tokens=2) == ([97, 257], "a", "length")
     assert run([97, 257], eos_ids=257, max_new_tokens=1) == ([97], "a", "length")
+    assert run([97, 257], eos_ids=257, max_new_tokens=2) == ([97, 257], "a", "stop")
 
 
 def test_stop_wins_over_length_at_the_same_id():
@@ -163,7 +165,8 @@ def test_stop_wins_over_length_at_the_same_id():
 def test_held_text_is_flushed_at_every_end():
     for rules in [dict(max_new_tokens=3), dict(context_left=3), dict(eos_ids=[256])]:
         kept, text, _ = run([*b"aST", 256], stops=["STOP"], **rules)
-        assert (kept, text) == (list(b"aST"), "aST")
+        assert (kept[:3], text) == (list(b"aST"), "aST")
+        assert kept[3:] == ([256] if "eos_ids" in rules else [])
     kept, text, reason = run("a🔥".encode()[:-1], max_new_tokens=4)
     assert text == BYTES.decode(kept) == "a\ufffd" and reason == "length"
 
@@ -192,8 +195,9 @@ def test_ids_arrive_as_soon_as_they_are_certain():
 
 def test_after_the_end_nothing_is_taken():
     rules = StopRules(5, eos_ids=[256], tokenizer=BYTES)
-    assert rules.push([97, 256, 98]) == ([97], "a", "stop")
-    assert rules.push([98]) == ([], "", "stop") and rules.room == 0 and rules.ids == [97]
+    assert rules.push([97, 256, 98]) == ([97, 256], "a", "stop")
+    assert rules.push([98]) == ([], "", "stop") and rules.room == 0 and rules.ids == [97, 256]
+    assert rules.taken == 2
 
 
 def test_without_a_tokenizer_ids_alone():
@@ -235,7 +239,7 @@ def test_any_split_of_the_ids_gives_the_same_outcome(data, rules, name):
     assert run(ids, sizes, tokenizer=tokenizer, **rules) == one
     kept, text, reason = one
     assert kept == ids[: len(kept)] and len(kept) <= rules["max_new_tokens"]
-    assert not set(kept) & rules["eos_ids"]
+    assert not set(kept[:-1]) & rules["eos_ids"]
     if reason:
         assert tokenizer.decode(kept).startswith(text)
         assert not any(stop in text for stop in rules["stops"])
