@@ -25,7 +25,7 @@ from .model import StreamStates
 from .sampling import check_sampling, choose_token, coins, filter_probs
 from .stats import DecodeStats, Step
 from .stopping import StopRules
-from .tree import chain
+from .growing import chain
 from .verify import typical_inputs, typical_walk, walk
 
 
@@ -100,7 +100,9 @@ class Session:
 
     def choose(self, logits, depth):
         """The model's choices after nodes at these depths.   logits (N, V), depth (N,) -> (N,)."""
-        coin = coins(self.seed, len(self.ids), int(depth.max()) + 1)[depth]       # (N,)
+        coin = 0.0                                        # greedy choices need none
+        if self.sampling[0] > 0:
+            coin = coins(self.seed, len(self.ids), int(depth.max()) + 1)[depth]   # (N,)
         return to_host(choose_token(logits, coin, *self.sampling))
 
     def prompt_step(self):
@@ -132,7 +134,7 @@ class Session:
         self.remember(out, path[-1])
         self.ids.extend(verdict.emitted[:emitted])
         synchronize(self.model.xp)
-        return Step(ids, text, emitted=emitted, tree=tree, path=verdict.path[:emitted + 1],
+        return Step(ids, text, emitted=emitted, tree=tree, path=verdict.path,
                     drafted=len(drafted) - 1, rows=out.rows, seconds=time.perf_counter() - start)
 
     def draft(self):

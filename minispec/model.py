@@ -58,6 +58,26 @@ class Model:
         table = params["embed.tokens"]
         self.xp, self.dtype = get_xp(table), table.dtype
         self.angles = Angles(config, streams, self.xp, self.dtype)
+        self.packed_head = None
+
+    @property
+    def head(self):
+        """(C, V): the output head."""
+        return head_matrix(self.params) if self.packed_head is None else self.packed_head
+
+    def pack(self):
+        """Make copies that decode faster. They go stale when parameters change: `unpack` first.
+
+        A tied head is the transposed embedding. BLAS multiplies a few rows by it half as fast as
+        by a matrix stored (C, V) (measured: 105 against 56 us for 8 rows, C 192, V 1,024).
+        """
+        self.packed_head = self.xp.ascontiguousarray(head_matrix(self.params))    # (C, V)
+        return self
+
+    def unpack(self):
+        """Forget the copies."""
+        self.packed_head = None
+        return self
 
     @property
     def bottom(self):
@@ -167,7 +187,7 @@ class Model:
         if view.bundles:
             normed, _ = norm_forward(self.params, self.config, "norm", y[0, view.main:])  # (S*G, C)
             streams = normed.reshape(view.bundles, view.streams, -1)      # (S, G, C)
-        logits = main @ head_matrix(self.params)          # (n, V)
+        logits = main @ self.head                         # (n, V)
         return StepOutput(logits, x[0, first:], streams, kept, view.rows)
 
     def deferred_streams(self, cache, hidden):
@@ -223,12 +243,13 @@ class StreamStates:
 
     def top(self, states, k):
         """The k largest softmax entries of each state under the head; lowest id among equals."""
-        logits = to_host(states @ head_matrix(self.model.params))         # (n, V)
+        logits = to_host(states @ self.model.head)        # (n, V)
+        rows = np.arange(len(logits))[:, None]            # (n, 1)
         k = min(k, logits.shape[1])
-        part = np.argpartition(-logits, k - 1, axis=1)[:, :k]     # (n, k)
-        value = np.take_along_axis(logits, part, axis=1)  # (n, k)
+        part = np.argpartition(logits, -k, axis=1)[:, -k:]        # (n, k)  unordered
+        value = logits[rows, part]                        # (n, k)
         order = np.lexsort((part, -value), axis=1)        # (n, k)
-        value = np.take_along_axis(value, order, axis=1)  # (n, k)
-        total = np.exp(logits - value[:, :1]).sum(axis=1, keepdims=True)  # (n, 1)
-        probs = np.exp(value - value[:, :1]) / total      # (n, k)
-        return np.take_along_axis(part, order, axis=1), probs
+        part, value = part[rows, order], value[rows, order]       # (n, k)
+        best = value[:, :1]                               # (n, 1)
+        total = np.exp(logits - best).sum(axis=1, keepdims=True)  # (n, 1)
+        return part, np.exp(value - best) / total

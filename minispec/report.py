@@ -40,7 +40,7 @@ def token_pieces(output, tokenizer):
     last of them.
     """
     kinds = [kind for step in output.steps
-             for kind in ["accepted"] * step.accepted + ["bonus"] * step.has_bonus]
+             for kind in ["accepted"] * step.accepted + ["bonus"] * (not step.cut)]
     stream, pieces, left = TextStream(tokenizer), [], len(output.text)
     for token, kind in zip(output.ids, kinds):            # a stop string may have cut ids off
         text = stream.push([token])[:left]

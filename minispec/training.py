@@ -68,6 +68,7 @@ class Trainer:
         how it is cut into micro-batches (case H-10). A step without any target updates nothing.
         """
         start, number = time.perf_counter(), self.step * self.train.accumulate
+        self.model.unpack()                               # decoding's copies would go stale
         batches = [self.loader[number + i] for i in range(self.train.accumulate)]
         weights = self.weights(sum(b.counts for b in batches))
         metrics, grads = self.gradients(batches, weights)

@@ -1,4 +1,4 @@
-"""The draft tree: what it is as data, and four ways to grow one.
+"""The draft tree as data: two arrays, and all that follows from them.
 
 A draft is a tree of tokens. Its root is already decided; every other node is a guess for the token
 that follows its parent. As data a tree is two arrays, `parent` and `token`, root first and parents
@@ -8,12 +8,11 @@ them. Everything here is host code: NumPy int32 and Python ints, no model.
 A node's `score` is the drafter's probability of the whole path from the root to it, so scores never
 grow along a path. That is why the best nodes under a budget always form a tree.
 
-Read first: nothing. Read next: verify.py (which nodes are accepted), masks.py (`tree_context`).
-Paper: Speculative Streaming (PMLR v262, 2024) sec. 3.1.3, tree draft; `full_product` is its tree.
-Proven by: tests/test_tree.py (every builder against brute force).
+Read first: nothing. Read next: growing.py (how a tree is made), verify.py (which nodes are
+accepted), masks.py (`tree_context`). Paper: Speculative Streaming (PMLR v262, 2024) sec. 3.1.3.
+Proven by: tests/test_tree.py.
 """
 
-import heapq
 from functools import cached_property
 
 import numpy as np
@@ -175,148 +174,14 @@ class Tree:
         return "\n".join([label(0), *below(0, "")])
 
 
-# --- growing a tree ------------------------------------------------------------------------------
-
-def chain(root, tokens, probs=None):
-    """One guess after the other.   probs: of each token given those before it, or None."""
-    score = None if probs is None else np.cumprod([1.0, *probs])  # (N,)
-    return Tree(np.arange(-1, len(tokens)), [root, *tokens], score)
-
-
-def grow_by_depth(root, expand, depth, budget):
-    """The `budget` most probable nodes, where a node's children depend on its token.
-
-    `expand(d, tokens int32[m])` gives the children, at depth d, of m nodes with these tokens:
-    (child_tokens (m, k), child_probs (m, k)), probabilities given the parent. It is called once
-    per depth, and only for nodes among the best `budget` found so far: a node outside has `budget`
-    better ones, and what grows below it is no better. So the result is that of growing everything.
-    Ties: the lower depth first, then the order of the columns along the path. Conditional streams
-    (design: "beyond the paper") draft with this. Raises: ValueError for impossible children.
-    """
-    check_size(depth, budget)
-    parent, token, score = np.array([-1]), np.array([root]), np.ones(1)       # (generated,)
-    frontier = np.zeros(min(budget, 1), dtype=np.int64)           # (m,)  nodes to expand
-    for d in range(1, depth + 1):
-        if not len(frontier):
-            break
-        found = len(parent)
-        tokens, probs = expand(d, token[frontier].astype(np.int32))           # (m, k)
-        tokens, probs = check_children(tokens, probs, len(frontier))          # (m, k)
-        parent = np.append(parent, np.repeat(frontier, tokens.shape[1]))      # (generated,)
-        token = np.append(token, tokens)                          # (generated,)
-        score = np.append(score, score[frontier, None] * probs)   # (generated,)
-        best = np.sort(best_numbers(score, budget + 1))           # (<= budget + 1,)
-        frontier = best[best >= found]                            # (m,)
-    return Tree(parent, token, score).truncate(budget + 1)
-
-
-def full_product(root, top_tokens, top_probs, depth, max_nodes=None):
-    """The paper's tree: every node at depth d - 1 has all k guesses of stream d as children.
-
-    top_tokens (G, k), top_probs (G, k) or None -> 1 + k + ... + k^depth nodes, level by level; of
-    these the best `max_nodes` (root included) as `Tree.truncate` counts them.   Paper sec. 3.1.3.
-    """
-    tokens, probs = check_levels(top_tokens, top_probs, depth)    # (G, k)
-    everything = sum(tokens.shape[1] ** d for d in range(1, depth + 1))
-    needs(max_nodes is None or max_nodes >= 1,
-          f"max_nodes is {max_nodes}, expected 1 or more (the root counts)")
-
-    def same_for_all(d, parents):
-        shape = (len(parents), tokens.shape[1])
-        return np.broadcast_to(tokens[d - 1], shape), np.broadcast_to(probs[d - 1], shape)
-
-    budget = everything if max_nodes is None else max_nodes - 1
-    tree = grow_by_depth(root, same_for_all, depth, budget)
-    return Tree(tree.parent, tree.token) if top_probs is None else tree
-
-
-def best_first(root, top_tokens, top_probs, budget, depth):
-    """The `budget` nodes of the full product that have the largest product of probabilities.
-
-    top_tokens, top_probs (G, k) -> at most 1 + budget nodes, level by level, without ever building
-    the product: the best node not yet taken is always the root's child or a taken node's child.
-    Ties: the lower depth first, then the order of the columns along the path.
-    """
-    check_size(depth, budget)
-    tokens, probs = check_levels(top_tokens, top_probs, depth)    # (G, k)
-    tokens, probs = tokens.tolist(), probs.tolist()
-    heap, taken = [(-1.0, 0, ())], []     # (-score, depth, columns from the root): its own order
-    while heap and len(taken) <= budget:
-        minus, d, columns = heapq.heappop(heap)
-        taken.append((d, columns, -minus))
-        if d < depth:
-            for column, prob in enumerate(probs[d]):
-                heapq.heappush(heap, (minus * prob, d + 1, (*columns, column)))
-    taken.sort()
-    number = {columns: n for n, (_, columns, _) in enumerate(taken)}
-    parent = [-1] + [number[columns[:-1]] for _, columns, _ in taken[1:]]
-    token = [root] + [tokens[d - 1][columns[-1]] for d, columns, _ in taken[1:]]
-    return Tree(parent, token, [score for _, _, score in taken])
-
-
-def union(trees, budget=None):
-    """One tree with the paths of all, shared prefixes merged, of at most `budget` drafted nodes.
-
-    The best stay; ties: earlier trees first. A node drafted twice keeps its larger score, so scores
-    still never grow along a path. The result has scores if all trees have (a lone root needs none).
-    Raises: ValueError for no trees, different roots, or a budget without scores.
-    """
-    trees = list(trees)
-    roots = {int(tree.token[0]) for tree in trees}
-    needs(len(roots) == 1, f"root tokens are {sorted(roots)}, expected the same in every tree")
-    scored = all(tree.score is not None or len(tree) == 1 for tree in trees)
-    needs(scored or budget is None, "a budget needs scores, and one of the trees has none")
-    check_size(0, budget or 0)
-    parent, token, score, child = [-1], [roots.pop()], [1.0], {}
-    for tree in trees:
-        number = [0]                      # of this tree's nodes in the union
-        scores = tree.score if scored and len(tree) > 1 else np.ones(len(tree))   # (N,)
-        rows = zip(tree.parent.tolist(), tree.token.tolist(), scores.tolist())
-        next(rows)                        # the root
-        for above, word, prob in rows:
-            n = child.setdefault((number[above], word), len(parent))
-            if n == len(parent):
-                parent.append(number[above])
-                token.append(word)
-                score.append(prob)
-            score[n] = max(score[n], prob)
-            number.append(n)
-    tree = Tree(parent, token, score if scored else None)
-    return tree if budget is None else tree.truncate(budget + 1)
-
-
 # --- small helpers -------------------------------------------------------------------------------
 
 def best_numbers(score, count):
-    """The `count` nodes with the largest scores, ties by number.   score (N,) -> (count,) int.
+    """The `count` nodes with the largest scores, ties by number, ascending.   -> list of ints
 
     Closed under ancestors: a parent scores no less than its child and has the lower number.
     """
-    return np.argsort(-score, kind="stable")[:count]              # (count,)
-
-
-def check_size(depth, budget):
-    needs(depth >= 0, f"depth is {depth}, expected 0 or more")
-    needs(budget >= 0, f"budget is {budget}, expected 0 or more (the root does not count)")
-
-
-def check_children(tokens, probs, rows):
-    """tokens, probs (rows, k) as arrays, float32 rounding above 1 taken off the probabilities."""
-    tokens, probs = np.asarray(tokens), np.asarray(probs, dtype=np.float64)   # (rows, k)
-    needs(tokens.ndim == 2 and tokens.shape == probs.shape and len(tokens) == rows,
-          f"tokens have shape {tokens.shape} and probabilities {probs.shape}, expected both "
-          f"({rows}, k)")
-    needs(((probs >= 0) & (probs <= 1.001)).all(), "probabilities must lie between 0 and 1")
-    return tokens, np.minimum(probs, 1.0)                         # (rows, k)
-
-
-def check_levels(top_tokens, top_probs, depth):
-    """The guesses of G streams as arrays (G, k), probabilities of None as ones."""
-    top_tokens = np.asarray(top_tokens)                           # (G, k)
-    top_probs = np.ones(top_tokens.shape) if top_probs is None else top_probs     # (G, k)
-    needs(0 <= depth <= len(top_tokens),
-          f"depth is {depth}, but there are guesses for {len(top_tokens)} levels")
-    return check_children(top_tokens, top_probs, len(top_tokens))
+    return sorted(sorted(range(len(score)), key=lambda n: -score[n])[:count])
 
 
 def needs(condition, message):

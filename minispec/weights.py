@@ -129,4 +129,4 @@ def load_model(folder, xp=np, dtype="float32"):
     params = {n: xp.asarray(a.astype(dtype)) for n, a in tensors.items()}
     path = os.path.join(folder, "tokenizer.json")
     tokenizer = Tokenizer.load(path) if os.path.isfile(path) else None
-    return Model(config, params, streams or None, tokenizer)
+    return Model(config, params, streams or None, tokenizer).pack()

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from minispec.drafters import Drafter
 from minispec.drafters.prompt_lookup import PromptLookup
-from minispec.tree import union
+from minispec.growing import union
 from minispec.verify import walk
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from minispec.tree import Tree, best_first, chain, full_product, grow_by_depth, union
+from minispec.growing import best_first, chain, full_product, grow_by_depth, union
+from minispec.tree import Tree
 
 
 @st.composite

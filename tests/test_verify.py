@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from minispec.stats import DecodeStats, Step
-from minispec.tree import Tree, chain
+from minispec.growing import chain
+from minispec.tree import Tree
 from minispec.verify import Verdict, typical_inputs, typical_walk, walk
 
 VOCAB = 5

@@ -17,7 +17,7 @@ the data set's own answer, 150 (humaneval: 164) examples, BPE of 4,096 tokens tr
     latest                2.190  1.223   1.423      1.097  1.332  1.286
 """
 
-from ..tree import chain
+from ..growing import chain
 from . import Drafter
 
 # Share of right guesses in that measurement, by the length n of the match: for the token after it,

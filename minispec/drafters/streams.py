@@ -3,7 +3,7 @@
 Read first: drafters/__init__.py, tree.py. Proven by: tests/test_lossless.py, tests/test_drafting.py.
 """
 
-from ..tree import best_first, chain, full_product, grow_by_depth
+from ..growing import best_first, chain, full_product, grow_by_depth
 from . import Drafter
 
 
