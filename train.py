@@ -13,8 +13,8 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")        # our own threads share the work
 
 import argparse
+import signal
 import sys
-from dataclasses import replace
 
 from tqdm import tqdm
 
@@ -99,7 +99,15 @@ def show(model, prompts, title, runs=1):
 
 
 def progress(trainer, train):
-    """Run the steps under a bar with loss, accuracy per stream and tokens/s."""
+    """Run the steps under a bar with loss, accuracy per stream and tokens/s.
+
+    The first Ctrl-C finishes the step at hand and saves it; a second one stops at once.
+    """
+    def interrupt(signal_number, frame):
+        trainer.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, interrupt)
     bar = tqdm(total=train.steps, initial=trainer.step, unit="step", dynamic_ncols=True,
                mininterval=0.2 if sys.stderr.isatty() else 30)
     for step in trainer.run():
@@ -111,7 +119,7 @@ def progress(trainer, train):
                                 f"acc {report.number(m.accuracy('main'))} | streams {hits} | "
                                 f"{step.tokens / step.seconds:.0f} tok/s")
     bar.close()
-    return step.metrics if trainer.step else None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main(argv=None):
@@ -132,6 +140,9 @@ def main(argv=None):
     if trainer.step < train.steps:
         print("", flush=True)
         progress(trainer, train)
+        if trainer.step < train.steps:
+            print(f"stopped at step {trainer.step}, which is saved; the same command goes on")
+            return 130
     save_model(args.out, model, "float16" if args.float16 else "float32")
     if heldout:
         show(model, heldout, "after training", runs=3)
@@ -145,4 +156,4 @@ if __name__ == "__main__":
     except (ValueError, FileNotFoundError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
     except KeyboardInterrupt:
-        sys.exit("stopped; the checkpoint holds every finished step, run again to go on")
+        sys.exit("stopped; the same command goes on from the last checkpoint")

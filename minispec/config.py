@@ -14,6 +14,7 @@ Read first: nothing. Proven by: tests/test_config.py.
 
 import argparse
 import dataclasses
+import sys
 from dataclasses import dataclass, field
 
 
@@ -22,30 +23,60 @@ def setting(default, help, choices=None):
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
+KINDS = {int: "an integer", float: "a finite number", bool: "true or false", tuple: "a list"}
+
+
+def fits(value, like):
+    """Is `value` of the type of the default `like`? True is no int, an int is a float, and the
+    entries of a tuple are judged by the first entry of the default."""
+    if isinstance(like, tuple):
+        return isinstance(value, tuple) and all(fits(v, like[0]) for v in value)
+    if isinstance(value, bool) or isinstance(like, bool):
+        return isinstance(value, bool) and isinstance(like, bool)
+    if isinstance(like, float):
+        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return isinstance(value, type(like))
+
+
 class Checked:
-    """Base of the settings: every value is checked against its field's `choices` and bounds."""
+    """Base of the settings: every value is checked for its type, its `choices` and its bounds."""
 
     def __post_init__(self):
         for f in dataclasses.fields(self):
-            value, choices = getattr(self, f.name), f.metadata.get("choices")
-            if choices and value not in choices:
-                raise ValueError(f"{type(self).__name__}.{f.name} is {value!r}, "
-                                 f"expected one of {', '.join(map(repr, choices))}")
-            if isinstance(value, (int, float)) and value != value:
-                raise ValueError(f"{type(self).__name__}.{f.name} is not a number")
+            value, choices = getattr(self, f.name), f.metadata["choices"]
+            wanted = f"one of {', '.join(map(repr, choices))}" if choices else KINDS[f.type]
+            self.need(value in choices if choices else fits(value, f.default),
+                      f"{f.name} is {value!r}, expected {wanted}")
         self.check()
 
     def check(self):
-        """Relations between fields; overridden."""
+        """Bounds of fields and relations between them; overridden."""
 
     def need(self, condition, text):
-        """Raise ValueError(text) with the class name in front unless `condition` holds."""
+        """Raise ValueError(text), which begins with a field's name, unless `condition` holds."""
         if not condition:
-            raise ValueError(f"{type(self).__name__}: {text}")
+            raise ValueError(f"{type(self).__name__}.{text}")
+
+    def at_least(self, low, *names):
+        """Raise ValueError unless each of these fields is `low` or more."""
+        for name in names:
+            value = getattr(self, name)
+            self.need(value >= low, f"{name} is {value}, expected {low} or more")
+
+    def positive(self, *names):
+        """Raise ValueError unless each of these fields is more than 0."""
+        for name in names:
+            value = getattr(self, name)
+            self.need(value > 0, f"{name} is {value}, expected more than 0")
 
     @classmethod
     def from_dict(cls, values):
-        """Settings from a dict as JSON gives it. Raises ValueError for a key that does not exist."""
+        """Settings from a dict as JSON gives it.
+
+        Raises ValueError for anything but a dict, and for a key that does not exist.
+        """
+        if not isinstance(values, dict):
+            raise ValueError(f"{cls.__name__} is {values!r}, expected an object with its fields")
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -86,14 +117,17 @@ class ModelConfig(Checked):
     eos_ids: tuple = setting((1,), "ids that end a text")
 
     def check(self):
-        for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim",
-                     "mlp_width", "max_positions"):
-            self.need(getattr(self, name) >= 1,
-                      f"{name} is {getattr(self, name)}, expected 1 or more")
+        self.at_least(1, "vocab_size", "width", "layers", "heads", "kv_heads", "head_dim",
+                      "mlp_width", "max_positions")
+        self.positive("norm_eps", "rope_theta")
         self.need(self.heads % self.kv_heads == 0,
-                  f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}")
+                  f"heads is {self.heads}, expected a multiple of kv_heads, {self.kv_heads}")
         self.need(self.positions != "rope" or self.head_dim % 2 == 0,
-                  f"rope rotates pairs of channels, head_dim {self.head_dim} is odd")
+                  f"head_dim is {self.head_dim}, expected an even number: rope rotates pairs")
+        self.need(-1 <= self.bos_id < self.vocab_size,
+                  f"bos_id is {self.bos_id}, expected -1 or an id below {self.vocab_size}")
+        self.need(all(0 <= i < self.vocab_size for i in self.eos_ids),
+                  f"eos_ids is {self.eos_ids}, expected ids below {self.vocab_size}")
 
 
 LORA_TARGETS = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.gate", "mlp.up", "mlp.down")
@@ -122,15 +156,21 @@ class StreamConfig(Checked):
     transition_rank: int = setting(96, "R of the conditional streams; 0: none")
 
     def check(self):
-        self.need(self.count >= 1, f"count is {self.count}, expected 1 or more")
-        self.need(self.layers >= 1, f"layers is {self.layers}, expected 1 or more")
+        self.at_least(1, "count", "layers")
+        self.at_least(0, "insertion_rank", "lora_rank", "prune_rank", "transition_rank")
         self.need(not (self.mode == "lossless" and self.main_sees_streams),
-                  "lossless mode needs main_sees_streams=False: a main row that attends to "
-                  "streams no longer computes the base model")
+                  "main_sees_streams is True, expected False in lossless mode: a main row that "
+                  "attends to streams no longer computes the base model")
         self.need(not (self.mode == "lossless" and self.lora_all_layers),
-                  "lossless adapters act on stream rows, which exist in the top layers only")
-        unknown = set(self.lora_targets) - set(LORA_TARGETS)
-        self.need(not unknown, f"unknown lora_targets {sorted(unknown)}")
+                  "lora_all_layers is True, expected False in lossless mode: its adapters act on "
+                  "stream rows, which exist in the top layers only")
+        unknown = sorted(set(self.lora_targets) - set(LORA_TARGETS))
+        self.need(not unknown, f"lora_targets has {unknown}, expected some of {LORA_TARGETS}")
+
+    def check_model(self, model):
+        """Raise ValueError unless a model of this ModelConfig has the layers that streams pass."""
+        self.need(self.layers <= model.layers,
+                  f"layers is {self.layers}, the model has only {model.layers} layers")
 
 
 @dataclass(frozen=True)
@@ -151,13 +191,10 @@ class TreeConfig(Checked):
                               ("exact", "typical"))
 
     def check(self):
-        self.need(self.depth >= 0, f"depth is {self.depth}, expected 0 or more")
-        self.need(self.k >= 1, f"k is {self.k}, expected 1 or more")
-        self.need(self.budget >= 0, f"budget is {self.budget}, expected 0 or more")
+        self.at_least(0, "depth", "budget", "prune_budget")
+        self.at_least(1, "k")
         self.need(0 <= self.prune_threshold <= 1,
                   f"prune_threshold is {self.prune_threshold}, expected a probability")
-        self.need(self.prune_budget >= 0,
-                  f"prune_budget is {self.prune_budget}, expected 0 or more")
 
     @property
     def prunes(self):
@@ -190,11 +227,14 @@ class TrainConfig(Checked):
     checkpoint_every: int = setting(200, "steps between checkpoints")
 
     def check(self):
-        for name in ("steps", "batch", "accumulate", "workers", "segments", "checkpoint_every"):
-            self.need(getattr(self, name) >= 1,
-                      f"{name} is {getattr(self, name)}, expected 1 or more")
-        self.need(self.lr > 0, f"lr is {self.lr}, expected more than 0")
-        self.need(self.warmup >= 0, f"warmup is {self.warmup}, expected 0 or more")
+        self.at_least(1, "steps", "batch", "accumulate", "workers", "segments",
+                      "checkpoint_every")
+        self.at_least(0, "min_lr", "warmup", "weight_decay", "main_weight", "stream_weight",
+                      "transition_weight", "seed")
+        self.positive("lr", "clip")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            self.need(0 <= value < 1, f"{name} is {value}, expected 0 or more and less than 1")
 
 
 @dataclass(frozen=True)

@@ -120,14 +120,15 @@ def read_jsonl(path, keys=("prompt", "completion")):
     Raises ValueError naming file and line for broken JSON or a missing key, FileNotFoundError.
     """
     examples = []
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
                 example = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path} line {number}: not JSON ({error.msg})") from None
+            except ValueError as error:                   # JSONDecodeError, or no UTF-8
+                why = getattr(error, "msg", error)
+                raise ValueError(f"{path} line {number}: not JSON ({why})") from None
             for key in keys:
                 if not isinstance(example, dict) or not isinstance(example.get(key), str):
                     form = ", ".join(f'"{k}": "..."' for k in keys)
@@ -150,7 +151,8 @@ def encode_examples(examples, tokenizer, config):
         completion = tokenizer.encode(example["completion"], bos=False) + list(config.eos_ids[:1])
         ids = (prompt + completion)[:config.max_positions + 1]
         documents.append(Document(ids, len(prompt)))
-    kept = [d for d in documents if len(d.ids) > d.start]
+    # the first token of a text has nothing before it that could predict it
+    kept = [d for d in documents if len(d.ids) > max(d.start, 1)]
     if not kept:
         raise ValueError(f"nothing to train on: in all {len(documents)} examples the prompt alone "
                          f"fills the context of {config.max_positions} tokens")

@@ -19,7 +19,7 @@ import numpy as np
 from . import masks, pruning
 from .backend import as_xp, get_xp, to_host
 from .cache import KVCache
-from .streams import Angles, top_forward
+from .streams import Angles, insert_forward, top_forward
 from .transformer import block_forward, embed_forward, head_matrix, norm_forward
 from .transitions import conditional_states
 
@@ -50,9 +50,11 @@ class Model:
     """
 
     def __init__(self, config, params, streams=None, tokenizer=None):
-        if streams is not None and streams.layers > config.layers:
-            raise ValueError(f"StreamConfig.layers is {streams.layers}, the model has only "
-                             f"{config.layers} layers")
+        if streams is not None:
+            streams.check_model(config)
+        if streams is not None and streams.kind == "rotation" and config.head_dim % 2:
+            raise ValueError(f"StreamConfig.kind 'rotation' turns pairs of channels, "
+                             f"ModelConfig.head_dim {config.head_dim} is odd")
         self.config, self.streams, self.params = config, streams, params
         self.tokenizer = tokenizer
         table = params["embed.tokens"]
@@ -196,14 +198,16 @@ class Model:
         hidden (C,) -> (G, C) normed stream states. Only for models whose main rows never see
         streams: then nothing that the main rows computed depends on them.
         """
-        xp = self.xp
-        context = xp.ones((1, 1, len(cache)), dtype=bool)         # (1, 1, P)
-        view = masks.View(0, context, 1, self.streams.count)
+        count, streams = self.streams.count, self.streams
         at = np.array([[len(cache) - 1]])                 # (1, 1)
-        y, _ = top_forward(self.params, self.config, self.streams, hidden[None, None], at,
-                           self.angles.call(view, at), cache)
+        s, _ = insert_forward(self.params, streams, hidden[None, None], at)       # (1, G, C)
+        # The G streams of one row see all cached rows, and one another causally: they are G rows
+        # of an ordinary text. Their keys stay pending in the cache and are never kept.
+        view = masks.View(count, self.xp.asarray(masks.causal(count, len(cache)))[None])
+        at = masks.stream_positions(at, count, streams.positions == "ahead")      # (1, G)
+        call = self.angles.call(view, at, streams_alone=True)
+        y, _ = top_forward(self.params, self.config, streams, s, at, call, cache)
         return norm_forward(self.params, self.config, "norm", y[0])[0]    # (G, C)
-
 
 
 class StreamStates:
@@ -242,7 +246,10 @@ class StreamStates:
         return self.top(z, k)
 
     def top(self, states, k):
-        """The k largest softmax entries of each state under the head; lowest id among equals."""
+        """The k largest softmax entries of each state under the head, best first, equals by id.
+
+        Which of several equal ones at the edge are among the k is left open: drafts are guesses.
+        """
         logits = to_host(states @ self.model.head)        # (n, V)
         rows = np.arange(len(logits))[:, None]            # (n, 1)
         k = min(k, logits.shape[1])

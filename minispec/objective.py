@@ -14,7 +14,7 @@ Proven by: tests/test_model_grad.py (directional derivatives of everything toget
 import numpy as np
 
 from .backend import get_xp, scatter_add
-from .data import NO_TARGET
+from .data import NO_TARGET, pad_batch
 from .loss import Metrics, head_loss
 from .masks import View, causal_documents
 from .pruning import exit_loss
@@ -190,3 +190,13 @@ class Pass:
                                xp.asarray(target),
                                xp.asarray(per_row.astype(str(x.dtype))))
         self.metrics.add_rows(["exit"], np.zeros(len(b), dtype=int), loss, hits)
+
+
+def heldout_metrics(model, documents, batch=16):
+    """Metrics of documents (data.Document) without any training."""
+    metrics, streams = Metrics(), model.streams.count if model.streams else 0
+    weights = {"main": 1.0, "stream": 1.0, "next": 1.0, "counts": np.ones(1 + streams)}
+    for at in range(0, len(documents), batch):
+        # no parameter has an entry in `grads`, so nothing is trained
+        metrics.merge(Pass(model, pad_batch(documents[at:at + batch], streams), {}, weights).run())
+    return metrics

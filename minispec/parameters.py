@@ -83,9 +83,13 @@ def adapter_shapes(config, streams):
 
 
 def all_shapes(config, streams=None):
-    """{name: shape} of a whole model; `streams` may be None (a plain transformer)."""
+    """{name: shape} of a whole model; `streams` may be None (a plain transformer).
+
+    Raises ValueError if the streams pass more layers than the model has.
+    """
     shapes = base_shapes(config)
     if streams is not None:
+        streams.check_model(config)
         shapes.update(stream_shapes(config, streams))
         shapes.update(adapter_shapes(config, streams))
     return shapes

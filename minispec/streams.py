@@ -92,31 +92,34 @@ class Angles:
             turn = xp.broadcast_to(turn[:, None], (streams.count, config.head_dim // 2))
             self.turn = xp.cos(turn).astype(dtype), xp.sin(turn).astype(dtype)    # (G, D/2)
 
-    def call(self, view, positions):
-        """The `Call` for rows `view` whose main rows (or, with T = 0, bundles) sit at `positions`.
+    def call(self, view, positions, streams_alone=False):
+        """The `Call` for rows `view` whose main rows sit at `positions`.
 
-        positions (1 or B, max(T, S)) int on the host.
+        positions (1 or B, T) int on the host. streams_alone: the view's main rows are the
+        streams of one cached row (`Model.deferred_streams`).
         """
         config, streams, xp = self.config, self.streams, self.xp
         angles = turn = None
         if config.positions == "rope":
-            rows = positions[:, :view.main]               # (1 or B, T)
+            rows = positions                              # (1 or B, T)
             if view.bundles:
-                at = positions[:, positions.shape[1] - view.bundles:]     # (1 or B, S)
+                at = positions[:, view.main - view.bundles:]      # (1 or B, S)
                 ahead = streams.positions == "ahead"
                 rows = np.concatenate([rows, stream_positions(at, view.streams, ahead)], axis=1)
             rows = xp.asarray(rows)                       # (1 or B, rows)
             angles = tuple(t[rows][:, None] for t in self.table)          # (1 or B, 1, rows, D/2)
-        if view.bundles and streams.kind == "rotation":
-            turn = tuple(xp.tile(t, (view.bundles, 1))[None, None] for t in self.turn)
-        return Call(view, angles, turn, self.adapter(view))
+        bundles = 1 if streams_alone else view.bundles
+        if bundles and streams.kind == "rotation":
+            turn = tuple(xp.tile(t, (bundles, 1))[None, None] for t in self.turn)
+        return Call(view, angles, turn, self.adapter(0 if streams_alone else view.main))
 
-    def adapter(self, view):
-        """(scale, first row) of LoRA: all rows in shared mode, stream rows in lossless mode."""
+    def adapter(self, main):
+        """(scale, first row) of LoRA: all rows in shared mode, in lossless mode those after the
+        `main` first."""
         if self.streams is None or not self.streams.lora_rank:
             return 1.0, 0
         scale = self.streams.lora_alpha / self.streams.lora_rank
-        return scale, view.main if self.streams.mode == "lossless" else 0
+        return scale, main if self.streams.mode == "lossless" else 0
 
 
 # --- the top layers -----------------------------------------------------------------------------
@@ -124,13 +127,12 @@ class Angles:
 def top_forward(params, config, streams, main, positions, call, store):
     """Insert the streams beside the last S main rows and run the top A layers.
 
-    main (B, T, C): hidden states at layer L-A; with T = 0 rows in the view, `main` holds the
-    bundles' states alone -> x (B, T + S*G, C), rows laid out as in masks.View.
+    main (B, T, C): hidden states at layer L-A -> x (B, T + S*G, C), rows laid out as in masks.View.
     """
     view, caches, inserted = call.view, [], None
-    x = main[:, :view.main]                               # (B, T, C)
+    x = main                                              # (B, T, C)
     if view.bundles:
-        from_row = main.shape[1] - view.bundles
+        from_row = view.main - view.bundles
         s, inserted = insert_forward(params, streams, main[:, from_row:], positions[:, from_row:])
         x = get_xp(x).concatenate([x, s], axis=1)         # (B, T + S*G, C)
     for layer in range(config.layers - (streams.layers if streams else 0), config.layers):

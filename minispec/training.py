@@ -43,7 +43,7 @@ class Trainer:
 
     def __init__(self, model, loader, train, folder=None):
         self.model, self.loader, self.train, self.folder = model, loader, train, folder
-        self.step, self.empty = 0, 0
+        self.step, self.empty, self.stopping = 0, 0, False
         self.names = trainable_names(model.params, model.streams)
         self.optimizer = AdamW(self.names, model.params, train)
         # NumPy lets go of the interpreter lock while it computes, so threads that each take some
@@ -112,22 +112,28 @@ class Trainer:
                 "not finite; the last checkpoint is untouched")
 
     def run(self):
-        """Steps until `train.steps`, a Report each; checkpoints on the way, at the end, and when
-        the caller stops early (Ctrl-C)."""
+        """Steps until `train.steps` or `stop`, a Report each; checkpoints on the way and at the
+        end, also when the caller leaves the loop early.
+
+        An exception out of a step (Ctrl-C, a gradient that is not finite) may leave parameters and
+        moments half-updated, so nothing is saved after it: the last checkpoint stays.
+        """
         saved = self.step
-        try:
-            while self.step < self.train.steps:
-                report = self.one_step()
-                if self.folder and self.step % self.train.checkpoint_every == 0:
-                    self.save()
-                    saved = self.step
-                yield report
-        except FloatingPointError:
-            saved = self.step                             # never save what is not finite
-            raise
-        finally:
-            if self.folder and saved != self.step:
+        while self.step < self.train.steps and not self.stopping:
+            report = self.one_step()
+            if self.folder and self.step % self.train.checkpoint_every == 0:
                 self.save()
+                saved = self.step
+            try:
+                yield report
+            except GeneratorExit:                         # the caller leaves the loop
+                break
+        if self.folder and saved != self.step:
+            self.save()
+
+    def stop(self):
+        """Let `run` finish the step at hand, save, and end. Safe to call from a signal handler."""
+        self.stopping = True
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -158,9 +164,12 @@ class Trainer:
         for name in ("settings", "step"):
             if name not in tensors:
                 raise ValueError(f"{path}: missing: {name}; not a training checkpoint")
-        settings = json.loads(tensors.pop("settings").tobytes())
+        try:
+            settings = dict(json.loads(tensors.pop("settings").tobytes()))
+            step, updates, empty = (int(i) for i in tensors.pop("step"))
+        except (ValueError, TypeError):
+            raise ValueError(f"{path}: not a training checkpoint") from None
         self.compare(path, settings)
-        self.step, self.optimizer.updates, self.empty = (int(i) for i in tensors.pop("step"))
         params, moments = self.model.params, self.optimizer.state()
         shapes = {f"param.{n}": a.shape for n, a in params.items()}
         shapes.update({n: a.shape for n, a in moments.items()})
@@ -168,15 +177,17 @@ class Trainer:
         for name, value in tensors.items():
             target = moments[name] if name in moments else params[name[len("param."):]]
             target[...] = self.model.xp.asarray(value)
+        self.step, self.optimizer.updates, self.empty = step, updates, empty
         return True
 
     def compare(self, path, settings):
         """Raise ValueError naming the settings in which a checkpoint differs from this run."""
         here = json.loads(json.dumps(self.settings()))
-        differ = [f"{part}.{key}: {settings[part].get(key)} there, {value} here"
-                  for part in ("model", "streams", "train")
-                  for key, value in (here[part] or {}).items()
-                  if (settings.get(part) or {}).get(key) != value]
+        differ = []
+        for part in ("model", "streams", "train"):
+            there, mine = settings.get(part) or {}, here[part] or {}
+            differ += [f"{part}.{key}: {there.get(key)} there, {mine.get(key)} here"
+                       for key in {**there, **mine} if there.get(key) != mine.get(key)]
         if settings.get("documents") != here["documents"]:
             differ.append(f"training documents: {settings.get('documents')} there, "
                           f"{here['documents']} here")

@@ -27,7 +27,7 @@ class Call:
 
     view     masks.View of the rows
     angles   None, or cos and sin of all rows, each (1 or B, 1, rows, D/2)
-    turn     None, or cos and sin (1, 1, S*G, D/2) that rotate the values of stream rows
+    turn     None, or cos and sin (1, 1, stream rows, D/2) that rotate the values of the last rows
     adapter  (scale, first row that LoRA applies to)
     """
 
@@ -70,12 +70,12 @@ def attend_forward(params, config, layer, x, call, store):
     if call.angles is not None:
         q, _ = rotate_forward(q, *call.angles)          # (B, H, rows, D)
         k, _ = rotate_forward(k, *call.angles)          # (B, Hkv, rows, D)
+    if call.turn is not None:
+        turned = rows_of(call.turn)                       # the last rows are streams
+        v[:, :, turned], _ = rotate_forward(v[:, :, turned], *call.turn)
     main = view.main
-    v_own = v[:, :, main:]                                # (B, Hkv, S*G, D)
-    if call.turn is not None and view.bundles:
-        v_own, _ = rotate_forward(v_own, *call.turn)    # (B, Hkv, S*G, D)
     keys, values = store.append(layer, k[:, :, :main], v[:, :, :main])    # (B, Hkv, P + T, D)
-    y, c_attn = multi_stream_forward(q, keys, values, k[:, :, main:], v_own, view)
+    y, c_attn = multi_stream_forward(q, keys, values, k[:, :, main:], v[:, :, main:], view)
     y, co = project_forward(params, name + ".out", merge_heads(y), call.adapter)
     return y, (cq, ck, cv, c_attn, co)                    # (B, rows, C)
 
@@ -96,11 +96,12 @@ def attend_backward(dy, cache, params, config, layer, call, store, grads):
     # forward: keys, values = store.append(k[main rows], v[main rows])
     dk, dv = store.backward(layer, dkeys, dvalues)        # (B, Hkv, T, D)
     if view.bundles:
-        # forward: v_own = rotate(v[stream rows])
-        if call.turn is not None:
-            dv_own = rotate_backward(dv_own, call.turn)         # (B, Hkv, S*G, D)
         dk = xp_cat([dk, dk_own], axis=2)                 # (B, Hkv, rows, D)
         dv = xp_cat([dv, dv_own], axis=2)                 # (B, Hkv, rows, D)
+    # forward: v[stream rows] = rotate(v[stream rows])
+    if call.turn is not None:
+        turned = rows_of(call.turn)
+        dv[:, :, turned] = rotate_backward(dv[:, :, turned], call.turn)
     # forward: q, k = rotate(q), rotate(k)
     if call.angles is not None:
         dq = rotate_backward(dq, call.angles)           # (B, H, rows, D)
@@ -110,6 +111,11 @@ def attend_backward(dy, cache, params, config, layer, call, store, grads):
     dx += project_backward(merge_heads(dk), ck, params, grads, name + ".k")
     dx += project_backward(merge_heads(dq), cq, params, grads, name + ".q")
     return dx                                             # (B, rows, C)
+
+
+def rows_of(turn):
+    """The rows that value rotation turns: as many as it has angles, from the end."""
+    return slice(-turn[0].shape[2], None)
 
 
 # --- MLP sublayer -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ Read first: parameters.py. Proven by: tests/test_weights.py (cases H-01, H-15, H
 import json
 import os
 import tempfile
+from contextlib import suppress
 
 import numpy as np
 from safetensors import SafetensorError
@@ -40,7 +41,8 @@ def write_atomically(path, data):
         os.chmod(temporary, 0o644)                        # mkstemp makes private files
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):                 # Ctrl-C may come after the rename
+            os.unlink(temporary)
         raise
 
 
@@ -49,7 +51,7 @@ def read_json(path):
     with open(path, encoding="utf-8") as file:
         try:
             value = json.load(file)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:     # ValueError: not JSON, or no UTF-8
             raise ValueError(f"{path}: not JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -60,10 +62,9 @@ def write_tensors(path, tensors, metadata=None):
     """Save {name: array} of either library as safetensors, atomically.
 
     NOTE: the safetensors writer dumps raw memory, so a transposed or strided array must be made
-    contiguous first, or it comes back scrambled without any error (case H-01).
+    contiguous first (to_host does), or it comes back scrambled without any error (case H-01).
     """
-    host = {n: np.ascontiguousarray(to_host(a)) for n, a in tensors.items()}
-    write_atomically(path, save(host, metadata or {}))
+    write_atomically(path, save({n: to_host(a) for n, a in tensors.items()}, metadata or {}))
 
 
 def read_tensors(path):
@@ -118,15 +119,19 @@ def load_model(folder, xp=np, dtype="float32"):
     settings = read_json(path)
     if settings.get("format") != FORMAT:
         raise ValueError(f'{path}: "format" is {settings.get("format")!r}, expected {FORMAT!r}')
+    for key in ("model", "streams"):
+        if key not in settings:
+            raise ValueError(f'{path}: "{key}" is missing')
     try:
-        config = ModelConfig.from_dict(settings["model"])
-        streams = settings["streams"] and StreamConfig.from_dict(settings["streams"])
-    except (KeyError, TypeError, ValueError) as error:
+        config, streams = ModelConfig.from_dict(settings["model"]), settings["streams"]
+        streams = None if streams is None else StreamConfig.from_dict(streams)
+        shapes = all_shapes(config, streams)
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     path = os.path.join(folder, "model.safetensors")
     tensors = read_tensors(path)
-    check_shapes(path, tensors, all_shapes(config, streams or None))
+    check_shapes(path, tensors, shapes)
     params = {n: xp.asarray(a.astype(dtype)) for n, a in tensors.items()}
     path = os.path.join(folder, "tokenizer.json")
     tokenizer = Tokenizer.load(path) if os.path.isfile(path) else None
-    return Model(config, params, streams or None, tokenizer).pack()
+    return Model(config, params, streams, tokenizer).pack()
