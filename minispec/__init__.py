@@ -5,7 +5,7 @@
     for step in minispec.stream(model, "...", drafter="streams"):
         print(step.text, end="")
 
-Start reading at config.py; README.md has the reading order.
+Read first: README.md (the reading order), then config.py. Proven by: tests/test_house.py.
 """
 
 from .config import TreeConfig

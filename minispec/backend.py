@@ -5,8 +5,8 @@ All formulas of minispec are written once, for `xp = get_xp(x)`, and run on NumP
 changes sides by itself, only through `to_host` and `as_xp`/`to_device`. Random numbers are always
 drawn on the host (the generators of the two libraries give different numbers) and then shipped.
 
-Read before this: nothing. Proved by: tests/test_backend.py (with tests/strict_cupy.py standing in
-for a GPU). Library differences: the "Differences between CuPy and NumPy" page of CuPy 14.
+Read first: nothing. Proven by: tests/test_backend.py (with tests/strict_cupy.py standing in for a
+GPU), tests/test_on_strict_cupy.py (the whole model). Library differences: the "Differences between CuPy and NumPy" page of CuPy 14.
 """
 
 import platform

@@ -168,9 +168,11 @@ class StreamConfig(Checked):
         self.need(not unknown, f"lora_targets has {unknown}, expected some of {LORA_TARGETS}")
 
     def check_model(self, model):
-        """Raise ValueError unless a model of this ModelConfig has the layers that streams pass."""
+        """Raise ValueError unless streams like these fit a model of this ModelConfig."""
         self.need(self.layers <= model.layers,
                   f"layers is {self.layers}, the model has only {model.layers} layers")
+        self.need(self.kind != "rotation" or model.head_dim % 2 == 0,
+                  f"kind 'rotation' turns pairs of channels, head_dim {model.head_dim} is odd")
 
 
 @dataclass(frozen=True)

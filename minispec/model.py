@@ -52,9 +52,6 @@ class Model:
     def __init__(self, config, params, streams=None, tokenizer=None):
         if streams is not None:
             streams.check_model(config)
-        if streams is not None and streams.kind == "rotation" and config.head_dim % 2:
-            raise ValueError(f"StreamConfig.kind 'rotation' turns pairs of channels, "
-                             f"ModelConfig.head_dim {config.head_dim} is odd")
         self.config, self.streams, self.params = config, streams, params
         self.tokenizer = tokenizer
         table = params["embed.tokens"]

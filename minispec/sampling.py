@@ -4,7 +4,7 @@ The idea: all randomness is a coin in [0, 1) that depends on (seed, position) al
 on the host. Given its coin the choice is a function of the logits, so plain and speculative
 decoding, which meet the same position in different steps, choose the same token there.
 
-Read before this: backend.py. Next: verify.py. Proved by: tests/test_sampling.py.
+Read first: backend.py. Read next: verify.py. Proven by: tests/test_sampling.py.
 NOTE: NumPy and CuPy logits differ in the last digits, so ids can differ between the two where
 a coin falls on the edge between two tokens, or two logits tie up to rounding.
 """

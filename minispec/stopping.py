@@ -4,7 +4,7 @@ The idea: plain decoding hands over one id per step, speculative decoding severa
 at the same id with the same text, so neither loop decides anything: they push their ids through
 `StopRules`, which looks at them one at a time whatever the size of the step.
 
-Read before this: text.py. Next: generate.py. Proved by: tests/test_stopping.py.
+Read first: text.py. Read next: generate.py. Proven by: tests/test_stopping.py.
 """
 
 import operator

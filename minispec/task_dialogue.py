@@ -4,7 +4,7 @@ The idea: a summary is one set phrase for the scene and one for its outcome ("as
 could", "refused because ... had to"), filled with names, days and places said several turns ago.
 Other people, days and prices that are mentioned but don't matter are distractors.
 
-Read before: words.py. Read after: tasks.py.
+Read first: words.py. Read next: tasks.py.
 Proven by: tests/test_tasks.py.
 """
 

@@ -4,7 +4,7 @@ The idea: the answer is a fluent frame ("is a family-friendly pub in the riversi
 chosen by what the attributes say, and every attribute is copied into its place in that frame.
 Attributes come in any order, and some (the owner, the weight) are not to be mentioned.
 
-Read before: words.py. Read after: tasks.py.
+Read first: words.py. Read next: tasks.py.
 Proven by: tests/test_tasks.py.
 """
 

@@ -4,7 +4,7 @@ The idea: keywords come in fixed runs ("ORDER BY ... DESC LIMIT"), which streams
 tables, columns and values are copied from the prompt. A second table, unused columns and the
 question's own paraphrase are distractors.
 
-Read before: words.py. Read after: tasks.py.
+Read first: words.py. Read next: tasks.py.
 Proven by: tests/test_tasks.py.
 """
 

@@ -6,7 +6,7 @@ These generators make endless small examples of the same three shapes. The answe
 prompt (a little free wording aside), so a tiny model can learn it. Held-out examples use names and
 prompt templates that training never shows.
 
-Read before: words.py. Read after: one of task_sql.py, task_dialogue.py, task_sentence.py.
+Read first: words.py. Read next: one of task_sql.py, task_dialogue.py, task_sentence.py.
 Paper: Speculative Streaming, section 4 (its tasks; the text here is our own).
 Proven by: tests/test_tasks.py.
 """

@@ -4,7 +4,7 @@ The idea: a token is not a character. One character may be spread over several t
 speculative step hands over several tokens at once. `TextStream` turns ids into pieces of text
 such that, however the ids arrive, the pieces joined are exactly `decode(all ids)`.
 
-Read before this: nothing. Next: stopping.py. Proved by: tests/test_text.py.
+Read first: nothing. Read next: stopping.py. Proven by: tests/test_text.py.
 """
 
 import codecs

@@ -4,7 +4,8 @@ A checkpoint is one safetensors file with parameters, moments and the step count
 atomically. Data order and learning rate depend on (seed, step) alone. So a run that is killed and
 resumed gives, bit for bit, the parameters of a run that never stopped.
 
-Read first: objective.py, optim.py, data.py. Proven by: tests/test_training.py.
+Read first: objective.py, optim.py, data.py. Proven by: tests/test_training.py,
+tests/test_resume.py.
 """
 
 import json

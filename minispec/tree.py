@@ -23,6 +23,7 @@ class Tree:
 
     parent (N,) int32, -1 for the root and parent[n] < n; token (N,) int32, different among
     siblings; score (N,) float64 or None, 1 for the root and never above the parent's.
+    depth (N,) int32: edges between the root and each node; max_depth: the largest.
     Raises: ValueError if the arrays do not describe such a tree.
     """
 
@@ -30,34 +31,43 @@ class Tree:
         self.parent = whole(parent, "parent")                     # (N,)
         self.token = whole(token, "token")                        # (N,)
         self.score = None if score is None else np.array(score, dtype=np.float64)     # (N,)
-        self._check()
-        for array in (self.parent, self.token, *([] if score is None else [self.score])):
-            frozen(array)
+        needs(len(self.parent) and self.parent.shape == self.token.shape,
+              f"parent has shape {self.parent.shape} and token {self.token.shape}, expected two "
+              "equal lengths of 1 or more")
+        self._link(self.parent.tolist(), self.token.tolist())
+        if score is not None:
+            self._check_score(self.score.tolist())
+            frozen(self.score)
+        frozen(self.parent), frozen(self.token)
 
-    def _check(self):
-        parent, token = self.parent, self.token
-        needs(len(parent) and parent.shape == token.shape, f"parent has shape {parent.shape} and "
-              f"token {token.shape}, expected two equal lengths of 1 or more")
+    def _link(self, parent, token):
+        """Check the lists and derive depth and `_child`, in one walk: for trees of decoding size
+        a Python loop is several times faster than the NumPy calls it would take."""
         needs(parent[0] == -1, f"parent[0] is {parent[0]}, expected -1: the root comes first")
-        odd = (parent < 0) | (parent >= np.arange(len(parent)))   # (N,)
-        for n in np.flatnonzero(odd[1:]) + 1:
-            raise ValueError(f"parent[{n}] is {parent[n]}, expected 0..{n - 1}: parents come "
-                             "before their children")
-        for n in np.flatnonzero(token < 0):
-            raise ValueError(f"token[{n}] is {token[n]}, expected 0 or more")
-        if len(self._child) < len(parent) - 1:                    # two siblings shared a key
-            twice = set(range(1, len(parent))) - set(self._child.values())
-            raise ValueError(f"node {min(twice)} has the same parent and token as another node, "
-                             "expected siblings with different tokens")
-        if self.score is None:
-            return
-        score = self.score
-        needs(score.shape == parent.shape and score[0] == 1, f"score has shape {score.shape} and "
-              f"starts with {score[:1]}, expected shape {parent.shape} and 1 for the root")
-        good = (score >= 0) & (score <= score[parent])            # (N,)  False for NaN
-        for n in np.flatnonzero(~good[1:]) + 1:
-            raise ValueError(f"score[{n}] is {score[n]}, expected 0..{score[parent[n]]}: a path "
-                             "is never more probable than its first part")
+        depth, self._child = [0] * len(parent), {}        # {(parent, token): node}
+        for n in range(len(parent)):
+            above, word = parent[n], token[n]
+            if word < 0:
+                raise ValueError(f"token[{n}] is {word}, expected 0 or more")
+            if n == 0:
+                continue
+            if not 0 <= above < n:
+                raise ValueError(f"parent[{n}] is {above}, expected 0..{n - 1}: parents come "
+                                 "before their children")
+            if self._child.setdefault((above, word), n) != n:
+                raise ValueError(f"node {n} has the same parent and token as another node, "
+                                 "expected siblings with different tokens")
+            depth[n] = depth[above] + 1
+        self.max_depth = max(depth)
+        self.depth = frozen(np.array(depth, dtype=np.int32))      # (N,)
+
+    def _check_score(self, score):
+        needs(len(score) == len(self) and score[0] == 1, f"score has {len(score)} entries and "
+              f"starts with {score[:1]}, expected {len(self)} and 1 for the root")
+        for n, above in enumerate(self.parent[1:].tolist(), start=1):
+            if not 0 <= score[n] <= score[above]:         # also False for NaN
+                raise ValueError(f"score[{n}] is {score[n]}, expected 0..{score[above]}: a path "
+                                 "is never more probable than its first part")
 
     def __len__(self):
         return len(self.parent)
@@ -68,29 +78,11 @@ class Tree:
     # --- what follows from parent and token ------------------------------------------------------
 
     @cached_property
-    def _child(self):
-        """{(parent, token): node}: the step of the verification walk, without a search."""
-        pairs = zip(self.parent[1:].tolist(), self.token[1:].tolist())
-        return {pair: n for n, pair in enumerate(pairs, start=1)}
-
-    @cached_property
     def _children(self):
         lists = [[] for _ in range(len(self))]
         for n, m in enumerate(self.parent[1:].tolist(), start=1):
             lists[m].append(n)
         return lists
-
-    @cached_property
-    def depth(self):
-        """(N,) int32: edges between the root and each node."""
-        depth = [0] * len(self)
-        for n, m in enumerate(self.parent[1:].tolist(), start=1):
-            depth[n] = depth[m] + 1
-        return frozen(np.array(depth, dtype=np.int32))            # (N,)
-
-    @cached_property
-    def max_depth(self):
-        return int(self.depth.max())
 
     @cached_property
     def ancestors(self):

@@ -7,7 +7,8 @@ error that names it, before anything is computed.
 Files are written beside their target and then renamed over it, so a reader (or a crash) sees the
 old file or the new one, never a part.
 
-Read first: parameters.py. Proven by: tests/test_weights.py (cases H-01, H-15, H-34).
+Read first: parameters.py. Proven by: tests/test_weights.py (cases H-01, H-15),
+tests/test_weights_broken.py (H-34).
 """
 
 import json

@@ -5,7 +5,7 @@ corpus must ask for names nobody has seen. Every list of names is cut by one fix
 entry is held out. Names made of two parts are cut along diagonals, so each part is seen in
 training but the held-out pairings are not.
 
-Read before: nothing. Read after: tasks.py.
+Read first: nothing. Read next: tasks.py.
 Proven by: tests/test_tasks.py (held-out names never occur in train).
 """
 

@@ -93,7 +93,7 @@ def test_arrays_are_int32_and_frozen():
     ([-1, 2, 0], [1, 2, 3], None, r"parent\[1\] is 2, expected 0..0"),
     ([-1, 0], [1, -2], None, r"token\[1\] is -2"),
     ([-1, 0, 0], [1, 2, 2], None, "siblings with different tokens"),
-    ([-1, 0], [1, 2], [1.0], "expected shape"),
+    ([-1, 0], [1, 2], [1.0], "score has 1 entries"),
     ([-1, 0], [1, 2], [0.5, 0.5], "1 for the root"),
     ([-1, 0, 1], [1, 2, 3], [1, 0.2, 0.3], r"score\[2\] is 0.3, expected 0..0.2"),
     ([-1, 0], [1, 2], [1, float("nan")], r"score\[1\] is nan"),

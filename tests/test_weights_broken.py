@@ -49,7 +49,6 @@ BROKEN = {
     "list": tensor_file([1, 2, 3]), "number": tensor_file("17"), "null": tensor_file("null"),
     "text": tensor_file("not json at all"), "deep": tensor_file("[" * 5000),
     "entry is null": tensor_file({"a": None}), "no UTF-8": tensor_file("{}")[:8] + b"\xff\xfe",
-    "key twice": tensor_file('{"a": %s, "a": %s}' % ((json.dumps(entry([4], 0, 16)),) * 2)),
     "nothing but data": np.random.default_rng(0).bytes(4000)}
 
 
@@ -71,12 +70,8 @@ def test_a_broken_tensor_file_is_one_clean_error(tmp_path, case):
     assert ("git-lfs pointer" in message) == (case == "pointer")
 
 
-def test_the_whole_file_is_read():
-    """So the cases above fail for what was done to them, not for what they have in common."""
-    assert len(BROKEN["cut by 4"]) == len(WHOLE) - 4
-
-
 def test_a_whole_file_is_fine(tmp_path):
+    """So the cases above fail for what was done to them, not for what they have in common."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(WHOLE)
     assert {n: a.tolist() for n, a in read_tensors(path).items()} == {"a": [0, 0], "b": [0, 0]}
