@@ -64,8 +64,8 @@ def load_data(args):
     if args.data:
         examples = read_jsonl(args.data)
         # the last few lines are not trained on; the comparison at the end uses their prompts
-        held = min(args.heldout, len(examples) // 5)
-        return examples[:len(examples) - held], [e["prompt"] for e in examples[len(examples) - held:]]
+        edge = len(examples) - min(args.heldout, len(examples) // 5)
+        return examples[:edge], [e["prompt"] for e in examples[edge:]]
     names = args.tasks.split(",")
     parts = [tasks.examples(name, "train", args.examples, args.seed) for name in names]
     heldout = [e["prompt"] for name in names

@@ -6,7 +6,8 @@ changes sides by itself, only through `to_host` and `as_xp`/`to_device`. Random 
 drawn on the host (the generators of the two libraries give different numbers) and then shipped.
 
 Read first: nothing. Proven by: tests/test_backend.py (with tests/strict_cupy.py standing in for a
-GPU), tests/test_on_strict_cupy.py (the whole model). Library differences: the "Differences between CuPy and NumPy" page of CuPy 14.
+GPU), tests/test_on_strict_cupy.py (the whole model). Library differences: the page "Differences
+between CuPy and NumPy" of CuPy 14.
 """
 
 import platform

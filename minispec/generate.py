@@ -183,6 +183,7 @@ def start(model, prompt, max_new_tokens, drafter, temperature, top_k, top_p, see
     """A checked Session. Raises ValueError for anything that cannot be decoded."""
     tree = TreeConfig() if tree is None else tree
     check_sampling(temperature, top_k, top_p)
+    coins(seed, 0, 0)                                     # raises for an impossible seed
     if tree.prunes and drafter is not None and "prune.down" not in model.params:
         raise ValueError("the tree is to be pruned, but this model has no pruning map")
     ids = prompt_ids(model, prompt)

@@ -11,7 +11,7 @@ Read first: config.py (the letters). Proven by: tests/test_ops_grad.py, and by
 tests/test_gradcheck_detects.py, which plants bugs here and demands that the check finds them.
 """
 
-from .backend import get_xp, scatter_add
+from .backend import get_xp
 
 
 def leading(x):
@@ -45,25 +45,6 @@ def linear_backward(dy, cache, need_dw=True):
     dw = rows_x.T @ rows_dy if need_dw else None          # (I, O)
     db = rows_dy.sum(axis=0)                              # (O,)
     return dx, dw, db
-
-
-# --- embedding ----------------------------------------------------------------------------------
-
-def embedding_forward(ids, table):
-    """y = table[ids].   ids (...) int, table (V, C) -> y (..., C).   cache: ids, table.
-
-    NOTE: CuPy wraps an id that is out of range instead of raising; ids are checked on the host.
-    """
-    return table[ids], (ids, table)                       # (..., C)
-
-
-def embedding_backward(dy, cache):
-    """dy (..., C) -> dtable (V, C). An id that occurs twice collects both gradients."""
-    ids, table = cache
-    # forward: y = table[ids]
-    dtable = get_xp(table).zeros_like(table)              # (V, C)
-    scatter_add(dtable, ids, dy)
-    return dtable
 
 
 # --- norms --------------------------------------------------------------------------------------

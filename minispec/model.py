@@ -19,6 +19,7 @@ import numpy as np
 from . import masks, pruning
 from .backend import as_xp, get_xp, to_host
 from .cache import KVCache
+from .parameters import all_shapes
 from .streams import Angles, insert_forward, top_forward
 from .transformer import block_forward, embed_forward, head_matrix, norm_forward
 from .transitions import conditional_states
@@ -52,6 +53,9 @@ class Model:
     def __init__(self, config, params, streams=None, tokenizer=None):
         if streams is not None:
             streams.check_model(config)
+        odd = sorted(set(params) ^ set(all_shapes(config, streams)))
+        if odd:
+            raise ValueError(f"parameters missing or not part of this config: {', '.join(odd)}")
         self.config, self.streams, self.params = config, streams, params
         self.tokenizer = tokenizer
         table = params["embed.tokens"]

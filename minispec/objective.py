@@ -13,13 +13,14 @@ Proven by: tests/test_model_grad.py (directional derivatives of everything toget
 
 import numpy as np
 
-from .backend import get_xp, scatter_add
+from .backend import get_xp
 from .data import NO_TARGET, pad_batch
 from .loss import Metrics, head_loss
 from .masks import View, causal_documents
 from .pruning import exit_loss
 from .streams import Segments, top_backward, top_forward
-from .transformer import block_backward, block_forward, embed_forward, norm_backward, norm_forward
+from .transformer import (block_backward, block_forward, embed_backward, embed_forward,
+                          norm_backward, norm_forward)
 from .transitions import transition_backward, transition_forward
 
 
@@ -71,9 +72,7 @@ class Pass:
         for layer in reversed(range(bottom)):
             dx = block_backward(dx, caches.pop(), self.params, config, layer, call, self.store,
                                 self.grads)
-        for name, ids in zip(("embed.tokens", "embed.positions"), c_embed):
-            if name in self.grads and name in self.params:
-                scatter_add(self.grads[name], ids, dx)
+        embed_backward(dx, c_embed, self.grads)
         return self.metrics
 
     def trains_below(self, bottom):
@@ -186,8 +185,8 @@ class Pass:
         b, t = np.nonzero(self.batch.targets[..., 0] != NO_TARGET)        # (n,) each
         target, xp = self.batch.targets[b, t, 0], self.xp
         per_row = np.full(len(b), 1.0 / max(self.weights["counts"][0], 1))    # (n,)
-        loss, hits = exit_loss(self.params, self.config, self.grads, x[xp.asarray(b), xp.asarray(t)],
-                               xp.asarray(target),
+        rows = x[xp.asarray(b), xp.asarray(t)]            # (n, C)
+        loss, hits = exit_loss(self.params, self.config, self.grads, rows, xp.asarray(target),
                                xp.asarray(per_row.astype(str(x.dtype))))
         self.metrics.add_rows(["exit"], np.zeros(len(b), dtype=int), loss, hits)
 

@@ -88,9 +88,11 @@ def figures(result):
                       for d, rate in enumerate(facts["accept_rate"]))
     lines = [
         f"tokens per forward  {number(facts['tokens_per_forward'])}    (plain decoding: 1.00)",
-        f"cost ratio          {number(facts['cost_ratio'])}    one speculative step / one plain step",
-        f"predicted speedup   {number(facts['predicted_speedup'])}    tokens per forward / cost ratio",
-        f"measured speedup    {number(facts['measured_speedup'])}    plain seconds / speculative seconds",
+        f"cost ratio          {number(facts['cost_ratio'])}    one speculative / one plain step",
+        f"predicted speedup   {number(facts['predicted_speedup'])}    "
+        "tokens per forward / cost ratio",
+        f"measured speedup    {number(facts['measured_speedup'])}    "
+        "plain seconds / speculative seconds",
         f"accept rate         {rates or '-'}",
         f"tokens per second   plain {number(facts['plain_tokens_per_second'], '{:.0f}')}, "
         f"speculative {number(facts['speculative_tokens_per_second'], '{:.0f}')}",

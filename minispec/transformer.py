@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from .attention import (merge_heads, multi_stream_backward, multi_stream_forward, rotate_backward,
                         rotate_forward, split_heads)
+from .backend import scatter_add
 from .layers import (ACTIVATIONS, layernorm_backward, layernorm_forward, rmsnorm_backward,
                      rmsnorm_forward)
 from .lora import project_backward, project_forward
@@ -180,11 +181,22 @@ def embed_forward(params, ids, positions):
     """Token embedding, plus position embedding where the model has one.
 
     ids and positions (B, T) int -> x (B, T, C).   cache: ids, positions.
+    NOTE: CuPy wraps an id that is out of range instead of raising; ids are checked on the host.
     """
     x = params["embed.tokens"][ids]                       # (B, T, C)
     if "embed.positions" in params:
         x = x + params["embed.positions"][positions]      # (B, T, C)
     return x, (ids, positions)
+
+
+def embed_backward(dx, cache, grads):
+    """dx (B, T, C) -> nothing below; an id that occurs twice collects both gradients."""
+    ids, positions = cache
+    # forward: x = tokens[ids] + table[positions]
+    if "embed.positions" in grads:
+        scatter_add(grads["embed.positions"], positions, dx)
+    if "embed.tokens" in grads:
+        scatter_add(grads["embed.tokens"], ids, dx)
 
 
 def head_matrix(params):

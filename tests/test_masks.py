@@ -122,3 +122,16 @@ def test_streams_of_tree_nodes_see_what_their_node_sees():
             assert row[:6].tolist() == context[n].tolist()
             own = [bundle == n and other <= g for bundle in range(4) for other in range(2)]
             assert row[6:].tolist() == own
+
+
+def test_h36_streams_stay_in_their_document():
+    """Two packed documents: no stream sees a key of the other one, nor another bundle's streams."""
+    documents = np.array([[0, 0, 0, 1, 1]])
+    view = masks.View(5, masks.causal_documents(documents), 5, 2)
+    mask = masks.explicit(view)[0]
+    for t in range(5):
+        for g in range(2):
+            row = mask[5 + 2 * t + g]
+            same = [bool(documents[0, j] == documents[0, t] and j <= t) for j in range(5)]
+            assert row[:5].tolist() == same
+            assert np.flatnonzero(row[5:]).tolist() == [2 * t + o for o in range(g + 1)]

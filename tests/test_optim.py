@@ -53,7 +53,7 @@ def test_adamw_equals_a_loop_over_single_numbers():
 
 @pytest.mark.parametrize("changes", [{}, LAYERNORM])
 def test_only_matrices_decay(changes):
-    """Without a gradient, decay alone moves a parameter: gains, biases and stream embeddings stay."""
+    """Without a gradient decay alone moves a parameter; gains, biases, stream embeddings stay."""
     params = init_params(CONFIG.replace(**changes), STREAMS.replace(lora_rank=2), dtype="float64")
     before = {n: p.copy() for n, p in params.items()}
     optimizer = AdamW(list(params), params, TRAIN)

@@ -231,7 +231,7 @@ def test_ctrl_c_loses_no_step(tmp_path):
     process = launch(tmp_path)
     start, last = interrupt(process, signal.SIGINT, 7, 0.01)
     assert start == 0 and process.returncode == 0 and last < STEPS
-    assert checkpoint_step(tmp_path) == last              # every finished step, multiple of 3 or not
+    assert checkpoint_step(tmp_path) == last          # every finished step, a multiple of 3 or not
     assert [p.name for p in tmp_path.iterdir()] == [CHECKPOINT]   # no temporary file stays behind
     reference = training_run.trainer(None, training_run.TRAIN.replace(steps=STEPS))
     leave(reference.run(), last)

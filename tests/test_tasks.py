@@ -1,4 +1,4 @@
-"""Claim: the built-in corpus is repeatable, its held-out half is unseen, and copying alone won't do.
+"""The built-in corpus is repeatable, its held-out half is unseen, and copying alone won't do.
 
 The last test is a control. If looking up the last tokens in the prompt already drafted well, the
 tasks could not show what streams add; so prompt lookup must stay below 2.5 tokens per forward.
@@ -198,8 +198,8 @@ def lookup_passes(prompt, completion):
     passes, done = 0, 0
     while done < len(completion):
         draft = lookup_draft(prompt + completion[:done])
-        accepted = 0
-        while accepted < len(draft) and draft[:accepted + 1] == completion[done:done + accepted + 1]:
+        rest, accepted = completion[done:], 0
+        while accepted < len(draft) and draft[:accepted + 1] == rest[:accepted + 1]:
             accepted += 1
         done, passes = done + accepted + 1, passes + 1
     return passes

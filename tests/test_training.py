@@ -124,17 +124,24 @@ def test_a_mean_loss_counts_tokens_and_not_micro_batches():
 
 
 def test_each_stream_is_averaged_over_its_own_targets():
-    """Stream 2 has fewer targets than the main row and weighs as much per stream."""
-    model, batch = tiny_model(), FixedLoader([texts(3, shortest=5, longest=6)])[0]
-    weights = dict.fromkeys(("main", "next"), 0.0)
-    grads = {}
-    for counts in (batch.counts, batch.counts * [1, 1, 2]):       # pretend stream 2 had twice more
-        grads[tuple(counts)] = g = {"streams.embed": np.zeros((2, CONFIG.width))}
-        Pass(model, batch, g, {**weights, "stream": 1.0, "counts": counts}).run()
-    (once,), (twice,) = (g.values() for g in grads.values())
-    assert abs(once).max() > 0.01                         # halved for stream 2, the same for 1
-    assert not np.allclose(once[1], twice[1]) and not np.allclose(once[0], twice[0])
-    assert batch.counts[2] < batch.counts[0]
+    """The gradient is that of main + 0.3 * (sum of the streams' own means), by differences."""
+    model = tiny_model(streams=STREAMS.replace(transition_rank=0, prune_rank=0))
+    batch = FixedLoader([texts(3, shortest=4, longest=6)])[0]
+    assert batch.counts[2] < batch.counts[1] < batch.counts[0]
+    weights = {"main": 1.0, "stream": 0.3, "next": 0.0, "counts": batch.counts}
+    table, way = model.params["streams.embed"], np.random.default_rng(1).normal(size=(2, 16))
+
+    def total(step):
+        model.params["streams.embed"] = table + step * way
+        metrics = Pass(model, batch, {}, weights).run()
+        return sum(alpha * metrics.mean_loss(kind) for kind, alpha in
+                   (("main", 1.0), ("stream 1", 0.3), ("stream 2", 0.3)))
+
+    slope = (total(1e-5) - total(-1e-5)) / 2e-5
+    grads = {"streams.embed": np.zeros_like(table)}
+    model.params["streams.embed"] = table
+    Pass(model, batch, grads, weights).run()
+    assert (grads["streams.embed"] * way).sum() == pytest.approx(slope, rel=1e-6)
 
 
 # --- nothing to learn (H-27) --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A broken tensor file is ONE ValueError that names the file, quickly and in little memory (H-34)."""
+"""A broken tensor file is one ValueError that names the file, at once, in little memory (H-34)."""
 
 import json
 import resource

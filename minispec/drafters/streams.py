@@ -1,6 +1,7 @@
 """Drafting with the model's own streams: the paper's trees, and trees of conditional streams.
 
-Read first: drafters/__init__.py, tree.py. Proven by: tests/test_lossless.py, tests/test_drafting.py.
+Read first: drafters/__init__.py, growing.py. Proven by: tests/test_lossless.py,
+tests/test_drafting.py.
 """
 
 from ..growing import best_first, chain, full_product, grow_by_depth
