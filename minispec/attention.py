@@ -19,14 +19,17 @@ MASKED = -1e30        # a Python float: keeps float32 scores float32; exp(MASKED
 
 # --- rotary positions ---------------------------------------------------------------------------
 
-def rope_table(xp, positions, head_dim, theta, dtype):
+def rope_table(xp, positions, head_dim, theta, dtype, stretch=None):
     """cos and sin of every angle, `positions` (n,) -> two arrays (n, D/2).
 
     Channel pair i turns by position * theta^(-2i/D).   Su et al. 2021, eq. 15. The angles are
     computed in float64: at position 8,192 a float32 angle is off by 5e-4.
+    stretch: a function of the frequencies (rope_scaling.py).
     """
     pair = xp.arange(0, head_dim, 2, dtype="float64")     # (D/2,)
     frequency = theta ** (-pair / head_dim)               # (D/2,)
+    if stretch is not None:
+        frequency = stretch(frequency)                    # (D/2,)
     angle = positions[:, None] * frequency                # (n, D/2)
     return xp.cos(angle).astype(dtype), xp.sin(angle).astype(dtype)
 
@@ -35,13 +38,16 @@ def rotate_forward(x, cos, sin):
     """Rotate channel pairs (i, i + D/2) by their angle.
 
     x (B, heads, T, D), cos and sin broadcastable to (B, heads, T, D/2) -> y like x.
-    cache: cos, sin. The pairing of halves is that of all HF llama files.
+    cache: cos, sin. The pairing of halves is that of all HF llama files. Fewer angles than D/2
+    rotate the leading channels and leave the rest as they are (partial rotary, GPT-NeoX).
     """
-    half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]                   # (B, heads, T, D/2)
+    half = cos.shape[-1]
+    a, b = x[..., :half], x[..., half:2 * half]           # (B, heads, T, D/2)
     y = get_xp(x).empty_like(x)                           # (B, heads, T, D)
     y[..., :half] = a * cos - b * sin
-    y[..., half:] = b * cos + a * sin
+    y[..., half:2 * half] = b * cos + a * sin
+    if 2 * half < x.shape[-1]:
+        y[..., 2 * half:] = x[..., 2 * half:]
     return y, (cos, sin)
 
 

@@ -10,9 +10,11 @@ GPU), tests/test_on_strict_cupy.py (the whole model). Library differences: the p
 between CuPy and NumPy" of CuPy 14.
 """
 
+import math
 import platform
 
 import numpy
+from numpy.polynomial import chebyshev
 
 try:
     import cupy
@@ -105,6 +107,46 @@ def _add_rows(target, ids, values):
     else:
         for row, value in zip(ids.tolist(), values):
             target[row] += value
+
+
+ERF_END = 6.0             # 1 - erf(6) = 2e-17: beyond it erf is 1 in float64
+
+
+def _erf_fit(degree=18):
+    """Coefficients of erfc(a) e^(a^2), 0 <= a <= 6, in u: t = 2 / (2 + a) moved to [-1, 1].
+
+    The product is smooth where erf itself bends, so a polynomial of low degree holds it to 1e-14.
+    """
+    low = 2.0 / (2.0 + ERF_END)
+
+    def scaled(u):
+        a = [2.0 / ((1 + low) / 2 + (1 - low) / 2 * v) - 2.0 for v in u]
+        return numpy.array([math.erfc(v) * math.exp(v * v) for v in a])
+
+    fit = chebyshev.cheb2poly(chebyshev.chebinterpolate(scaled, degree))
+    return [float(c) for c in fit[::-1]], (1 + low) / 2, 2 / (1 - low)
+
+
+ERF_FIT, ERF_MIDDLE, ERF_STRETCH = _erf_fit()
+
+
+def erf(x):
+    """The error function, to 1e-14 in float64 and 3e-7 in float32. NumPy has none; CuPy's is used.
+
+    x (...) -> (...), in the dtype of x.
+    """
+    if is_device(x):
+        from cupyx.scipy.special import erf as device_erf
+        return device_erf(x)
+    a = numpy.minimum(abs(x), ERF_END)                    # (...)
+    u = (2.0 / (2.0 + a) - ERF_MIDDLE) * ERF_STRETCH      # (...)
+    y = u * ERF_FIT[0]                                    # (...)
+    for c in ERF_FIT[1:-1]:                               # Horner's rule
+        y += c
+        y *= u
+    y += ERF_FIT[-1]
+    y *= numpy.exp(-a * a)
+    return numpy.copysign(1.0 - y, x)                     # (...)
 
 
 def gpu_problem():

@@ -107,23 +107,49 @@ class ModelConfig(Checked):
     norm_eps: float = setting(1e-5, "added to the variance inside the norm")
     positions: str = setting("rope", "rotary or learned positions", ("rope", "learned"))
     rope_theta: float = setting(10000.0, "base of the rotary frequencies")
-    activation: str = setting("silu", "nonlinearity of the MLP", ("silu", "gelu"))
+    rotary_dim: int = setting(0, "leading channels of a head that rope rotates; 0: all")
+    rope_scaling: str = setting("none", "frequencies stretched for longer contexts",
+                                ("none", "linear", "llama3"))
+    rope_factor: float = setting(1.0, "frequencies are divided by this")
+    rope_low: float = setting(1.0, "llama3: divided in full below this many turns per context")
+    rope_high: float = setting(4.0, "llama3: left alone above this many turns per context")
+    rope_original: int = setting(8192, "llama3: the context it counts turns in")
+    activation: str = setting("silu", "nonlinearity of the MLP; gelu is the tanh form, gelu_exact "
+                              "has the error function", ("silu", "gelu", "gelu_exact", "relu"))
     gated: bool = setting(True, "MLP with a gate: act(x Wg) * (x Wu)")
     qkv_bias: bool = setting(False, "biases on the query, key and value projections")
     out_bias: bool = setting(False, "bias on the attention's output projection")
     mlp_bias: bool = setting(False, "biases in the MLP")
     tied: bool = setting(True, "output head = input embedding, transposed")
+    head_bias: bool = setting(False, "bias on the output head")
+    residual: str = setting("chained", "MLP after attention; both on the block's input with a "
+                            "norm each (parallel) or one for both (shared); or chained with the "
+                            "norms after the sums (post)",
+                            ("chained", "parallel", "shared", "post"))
+    final_norm: bool = setting(True, "a norm before the head")
+    qk_norm: bool = setting(False, "RMSNorm of every query and key head")
+    sliding_window: int = setting(0, "a row sees this many positions, its own included; 0: all")
+    position_offset: int = setting(0, "entries in front of the learned positions' first")
+    embed_width: int = setting(0, "width of the embeddings, projected to C and back; 0: C")
     bos_id: int = setting(0, "id put in front of every text; -1 if the model has none")
     eos_ids: tuple = setting((1,), "ids that end a text")
 
     def check(self):
         self.at_least(1, "vocab_size", "width", "layers", "heads", "kv_heads", "head_dim",
                       "mlp_width", "max_positions")
-        self.positive("norm_eps", "rope_theta")
+        self.at_least(0, "rotary_dim", "sliding_window", "position_offset", "embed_width")
+        self.positive("norm_eps", "rope_theta", "rope_factor", "rope_low", "rope_original")
         self.need(self.heads % self.kv_heads == 0,
                   f"heads is {self.heads}, expected a multiple of kv_heads, {self.kv_heads}")
         self.need(self.positions != "rope" or self.head_dim % 2 == 0,
                   f"head_dim is {self.head_dim}, expected an even number: rope rotates pairs")
+        self.need(self.rotary_dim % 2 == 0 and self.rotary_dim <= self.head_dim,
+                  f"rotary_dim is {self.rotary_dim}, expected an even number up to head_dim, "
+                  f"{self.head_dim}")
+        self.need(self.rope_high > self.rope_low,
+                  f"rope_high is {self.rope_high}, expected more than rope_low, {self.rope_low}")
+        self.need(not self.qk_norm or self.norm == "rms",
+                  "qk_norm is True, expected False unless norm is 'rms'")
         self.need(-1 <= self.bos_id < self.vocab_size,
                   f"bos_id is {self.bos_id}, expected -1 or an id below {self.vocab_size}")
         self.need(all(0 <= i < self.vocab_size for i in self.eos_ids),

@@ -11,7 +11,7 @@ Read first: config.py (the letters). Proven by: tests/test_ops_grad.py, and by
 tests/test_gradcheck_detects.py, which plants bugs here and demands that the check finds them.
 """
 
-from .backend import get_xp
+from .backend import erf, get_xp
 
 
 def leading(x):
@@ -153,7 +153,40 @@ def gelu_backward(dy, cache):
     return dy * (0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * du)   # (...)
 
 
-ACTIVATIONS = {"silu": (silu_forward, silu_backward), "gelu": (gelu_forward, gelu_backward)}
+NORMAL_SCALE = 0.3989422804014327                         # 1 / sqrt(2 pi)
+
+
+def gelu_exact_forward(x):
+    """y = x Phi(x), Phi(x) = (1 + erf(x / sqrt(2))) / 2 of the normal distribution.
+
+    x (...) -> y (...).   Hendrycks and Gimpel 2016, eq. 1.   cache: x, Phi(x).
+    """
+    phi = erf(x * 0.5 ** 0.5)                             # (...)
+    phi += 1.0
+    phi *= 0.5
+    return x * phi, (x, phi)                              # (...)
+
+
+def gelu_exact_backward(dy, cache):
+    """dy (...) -> dx (...).   d(x Phi)/dx = Phi + x phi, phi(x) = exp(-x^2 / 2) / sqrt(2 pi)."""
+    x, phi = cache
+    density = get_xp(x).exp(-0.5 * x * x) * NORMAL_SCALE  # (...)
+    return dy * (phi + x * density)                       # (...)
+
+
+def relu_forward(x):
+    """y = max(x, 0).   x (...) -> y (...).   cache: where x is positive."""
+    return get_xp(x).maximum(x, 0.0), x > 0.0             # (...)
+
+
+def relu_backward(dy, positive):
+    """dy (...) -> dx (...). At the kink, x = 0, the slope is taken as 0."""
+    return dy * positive                                  # (...)
+
+
+ACTIVATIONS = {"silu": (silu_forward, silu_backward), "gelu": (gelu_forward, gelu_backward),
+               "gelu_exact": (gelu_exact_forward, gelu_exact_backward),
+               "relu": (relu_forward, relu_backward)}
 
 
 # --- softmax and its cross-entropy --------------------------------------------------------------

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .backend import get_xp, to_host
-from .layers import cross_entropy_backward, cross_entropy_forward
+from .layers import (cross_entropy_backward, cross_entropy_forward, linear_backward,
+                     linear_forward)
 from .transformer import add_head_gradient, head_matrix
 
 CHUNK_CELLS = 1_000_000             # logits held at a time: 4 MB in float32, about one L2 cache
@@ -31,22 +32,35 @@ def head_loss(params, grads, x, targets, weights):
     dx (n, C). The head's gradient is added to `grads` unless the head is frozen.
     """
     xp = get_xp(x, targets, weights)
-    head = head_matrix(params)                            # (C, V)
+    project = params.get("head.project.w")
+    if project is not None:
+        x, c_project = linear_forward(x, project)         # (n, E)
+    head, bias = head_matrix(params), params.get("head.b")        # (C or E, V), (V,)
     trained = ("head.w" if "head.w" in params else "embed.tokens") in grads
     losses, hits, dxs = [], [], []
     step = max(1, CHUNK_CELLS // head.shape[1])
     for at in range(0, len(x), step):
         rows, wanted = x[at:at + step], targets[at:at + step]     # (chunk, C), (chunk,)
         logits = rows @ head                              # (chunk, V)
+        if bias is not None:
+            logits += bias
         loss, cache = cross_entropy_forward(logits, wanted)       # (chunk,)
         hits.append(logits.argmax(axis=-1) == wanted)     # (chunk,)
         dlogits = cross_entropy_backward(weights[at:at + step], cache)    # (chunk, V)
-        # forward: logits = rows @ head
+        # forward: logits = rows @ head + bias
+        if "head.b" in grads:
+            grads["head.b"] += dlogits.sum(axis=0)
         dxs.append(dlogits @ head.T)                      # (chunk, C)
         if trained:
             add_head_gradient(params, grads, rows.T @ dlogits)
         losses.append(loss)
-    return xp.concatenate(losses), xp.concatenate(hits), xp.concatenate(dxs)
+    dx = xp.concatenate(dxs)                              # (n, C or E)
+    # forward: x = x @ project
+    if project is not None:
+        dx, dw, _ = linear_backward(dx, c_project)        # (n, C), (C, E)
+        if "head.project.w" in grads:
+            grads["head.project.w"] += dw
+    return xp.concatenate(losses), xp.concatenate(hits), dx
 
 
 @dataclass

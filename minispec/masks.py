@@ -75,6 +75,15 @@ def tree_context(ancestors, cached):
     return np.concatenate([prefix, ancestors], axis=1)    # (N, P + N)
 
 
+def in_window(positions, keys, window):
+    """Sliding window: position t sees keys at t - window + 1 and later; to be combined with the
+    mask that says which keys come before it. Streams have the window of their main row.
+
+    positions (..., T), keys (..., K) int -> (..., T, K) bool.   Jiang et al. 2023 (Mistral 7B).
+    """
+    return positions[..., :, None] - keys[..., None, :] < window  # (..., T, K)
+
+
 def own_streams(streams):
     """Stream g of a bundle sees streams 1..g of the same bundle.   -> (G, G) bool.   eq. 2."""
     return np.tri(streams, dtype=bool)                    # (G, G)

@@ -21,7 +21,8 @@ from .backend import as_xp, get_xp, to_host
 from .cache import KVCache
 from .parameters import all_shapes
 from .streams import Angles, insert_forward, top_forward
-from .transformer import block_forward, embed_forward, head_matrix, norm_forward
+from .transformer import (block_forward, embed_forward, head_logits, head_matrix,
+                          norm_forward)
 from .transitions import conditional_states
 
 
@@ -158,7 +159,11 @@ class Model:
         xp, config, rows = self.xp, self.config, len(ids)
         depth = np.arange(rows) if depth is None else depth       # (N,)
         at = len(cache) + depth[None]                     # (1, N)
-        x, _ = embed_forward(self.params, xp.asarray(ids)[None], xp.asarray(at))  # (1, N, C)
+        if config.sliding_window:
+            keys = np.concatenate([np.arange(len(cache)), at[0]])         # (P + N,)
+            context = context & masks.in_window(at[0], keys, config.sliding_window)
+        entry = xp.asarray(at + config.position_offset)   # (1, N)
+        x, _ = embed_forward(self.params, xp.asarray(ids)[None], entry)   # (1, N, C)
         call = self.angles.call(masks.View(rows, xp.asarray(context)[None]), at)
         for layer in range(self.bottom):
             x, _ = block_forward(self.params, config, layer, x, call, cache)
@@ -190,7 +195,7 @@ class Model:
         if view.bundles:
             normed, _ = norm_forward(self.params, self.config, "norm", y[0, view.main:])  # (S*G, C)
             streams = normed.reshape(view.bundles, view.streams, -1)      # (S, G, C)
-        logits = main @ self.head                         # (n, V)
+        logits = head_logits(self.params, main, self.head)        # (n, V)
         return StepOutput(logits, x[0, first:], streams, kept, view.rows)
 
     def deferred_streams(self, cache, hidden):
@@ -201,10 +206,15 @@ class Model:
         """
         count, streams = self.streams.count, self.streams
         at = np.array([[len(cache) - 1]])                 # (1, 1)
-        s, _ = insert_forward(self.params, streams, hidden[None, None], at)       # (1, G, C)
+        s, _ = insert_forward(self.params, streams, hidden[None, None],
+                              at + self.config.position_offset)   # (1, G, C)
         # The G streams of one row see all cached rows, and one another causally: they are G rows
         # of an ordinary text. Their keys stay pending in the cache and are never kept.
-        view = masks.View(count, self.xp.asarray(masks.causal(count, len(cache)))[None])
+        context = masks.causal(count, len(cache))         # (G, P + G)
+        if self.config.sliding_window:
+            window, past = self.config.sliding_window, np.arange(len(cache))
+            context[:, :len(cache)] &= masks.in_window(at[0], past, window)
+        view = masks.View(count, self.xp.asarray(context)[None])
         at = masks.stream_positions(at, count, streams.positions == "ahead")      # (1, G)
         call = self.angles.call(view, at, streams_alone=True)
         y, _ = top_forward(self.params, self.config, streams, s, at, call, cache)
@@ -251,7 +261,7 @@ class StreamStates:
 
         Which of several equal ones at the edge are among the k is left open: drafts are guesses.
         """
-        logits = to_host(states @ self.model.head)        # (n, V)
+        logits = to_host(head_logits(self.model.params, states, self.model.head))     # (n, V)
         rows = np.arange(len(logits))[:, None]            # (n, 1)
         k = min(k, logits.shape[1])
         part = np.argpartition(logits, -k, axis=1)[:, -k:]        # (n, k)  unordered

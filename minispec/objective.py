@@ -16,7 +16,7 @@ import numpy as np
 from .backend import get_xp
 from .data import NO_TARGET, pad_batch
 from .loss import Metrics, head_loss
-from .masks import View, causal_documents
+from .masks import View, causal_documents, in_window
 from .pruning import exit_loss
 from .streams import Segments, top_backward, top_forward
 from .transformer import (block_backward, block_forward, embed_backward, embed_forward,
@@ -39,7 +39,10 @@ class Pass:
         self.config, self.streams, self.params = model.config, model.streams, model.params
         self.xp = get_xp(self.params["embed.tokens"])
         self.metrics = Metrics()
-        self.context = self.xp.asarray(causal_documents(batch.documents))     # (B, T, T)
+        context = causal_documents(batch.documents)       # (B, T, T)
+        if self.config.sliding_window:
+            context &= in_window(batch.positions, batch.positions, self.config.sliding_window)
+        self.context = self.xp.asarray(context)           # (B, T, T)
         self.store = Segments(self.xp)
         self.slices = self.cut(segments)
 
@@ -58,7 +61,8 @@ class Pass:
         if batch.streams_from == rows:                    # nothing to learn here: no update, no NaN
             return self.metrics
         bottom = config.layers - (self.streams.layers if self.streams else 0)
-        x, c_embed = embed_forward(self.params, xp.asarray(batch.ids), xp.asarray(batch.positions))
+        x, c_embed = embed_forward(self.params, xp.asarray(batch.ids),
+                                   xp.asarray(batch.positions + config.position_offset))
         call = self.model.angles.call(View(rows, self.context), batch.positions)
         caches = []
         for layer in range(bottom):
@@ -141,7 +145,7 @@ class Pass:
         """(n,) alpha / count of each row's stream, on the device."""
         alpha = [self.weights[k] for k in kinds]
         per_row = np.asarray(alpha) / np.maximum(self.weights["counts"], 1)   # (1+G,)
-        return self.xp.asarray(per_row[group].astype(str(self.params["norm.gain"].dtype)))
+        return self.xp.asarray(per_row[group].astype(str(self.params["embed.tokens"].dtype)))
 
     def ngram_loss(self, normed, group, target):
         """The paper's loss over main rows and streams -> dnormed (n, C)."""

@@ -15,23 +15,33 @@ from .lora import adapter_names
 def base_shapes(config):
     """{name: shape} of the transformer alone."""
     c = config
-    shapes = {"embed.tokens": (c.vocab_size, c.width)}
+    inner = c.embed_width or c.width
+    shapes = {"embed.tokens": (c.vocab_size, inner)}
+    if c.embed_width:
+        shapes["embed.project.w"] = (inner, c.width)
     if c.positions == "learned":
-        shapes["embed.positions"] = (c.max_positions, c.width)
+        shapes["embed.positions"] = (c.max_positions + c.position_offset, c.width)
     for i in range(c.layers):
         block = f"blocks.{i}."
-        for norm in ("norm1", "norm2"):
+        for norm in ("norm1",) if c.residual == "shared" else ("norm1", "norm2"):
             shapes.update(_norm(c, block + norm))
         for name in ("q", "k", "v"):
             width = c.head_dim * (c.heads if name == "q" else c.kv_heads)
             shapes.update(_linear(f"{block}attn.{name}", c.width, width, c.qkv_bias))
+        for name in ("q_norm", "k_norm") if c.qk_norm else ():
+            shapes[f"{block}attn.{name}.gain"] = (c.head_dim,)
         shapes.update(_linear(block + "attn.out", c.heads * c.head_dim, c.width, c.out_bias))
         for name in ("gate", "up") if c.gated else ("up",):
             shapes.update(_linear(f"{block}mlp.{name}", c.width, c.mlp_width, c.mlp_bias))
         shapes.update(_linear(block + "mlp.down", c.mlp_width, c.width, c.mlp_bias))
-    shapes.update(_norm(c, "norm"))
+    if c.final_norm:
+        shapes.update(_norm(c, "norm"))
+    if c.embed_width:
+        shapes["head.project.w"] = (c.width, inner)
     if not c.tied:
-        shapes["head.w"] = (c.width, c.vocab_size)
+        shapes["head.w"] = (inner, c.vocab_size)
+    if c.head_bias:
+        shapes["head.b"] = (c.vocab_size,)
     return shapes
 
 
@@ -67,7 +77,7 @@ def stream_shapes(config, streams):
     if streams.transition_rank:
         rank, count = streams.transition_rank, streams.count
         shapes["transitions.state"] = (count, width, rank)
-        shapes["transitions.token"] = (count, width, rank)
+        shapes["transitions.token"] = (count, config.embed_width or width, rank)
         shapes["transitions.out"] = (count, rank, width)
     return shapes
 
@@ -124,7 +134,7 @@ def start_value(name, shape, config, rng):
         return np.ones(shape)                             # shape
     if name.endswith(ZERO_START):
         return np.zeros(shape)                            # shape
-    if name.startswith("embed.") or name == "streams.embed":
+    if name in ("embed.tokens", "embed.positions", "streams.embed"):
         return rng.normal(0.0, 0.02 if name != "streams.embed" else 0.2, shape)   # shape
     std = shape[-2] ** -0.5
     if name.endswith(("attn.out.w", "mlp.down.w")):

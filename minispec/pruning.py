@@ -16,7 +16,7 @@ import numpy as np
 from .backend import to_device, to_host
 from .layers import linear_backward, linear_forward, softmax
 from .loss import head_loss
-from .transformer import head_matrix, norm_backward, norm_forward
+from .transformer import head_logits, norm_backward, norm_forward
 
 
 def exit_forward(params, config, h):
@@ -64,7 +64,7 @@ def exit_scores(params, config, h, tree):
     if len(parents) == 0:
         return scores
     y, _ = exit_forward(params, config, h[to_device(parents, h)])         # (M, C)
-    early = softmax(y @ head_matrix(params))              # (M, V)
+    early = softmax(head_logits(params, y))               # (M, V)
     row = np.searchsorted(parents, tree.parent[1:])       # (N-1,)
     picked = early[to_device(row, h), to_device(tree.token[1:], h)]       # (N-1,)
     scores[1:] = to_host(picked)

@@ -16,6 +16,7 @@ import numpy as np
 from .attention import rope_table
 from .backend import get_xp, scatter_add
 from .masks import View, stream_positions
+from .rope_scaling import rope_stretch
 from .transformer import Call, block_backward, block_forward
 
 
@@ -24,7 +25,7 @@ from .transformer import Call, block_backward, block_forward
 def insert_forward(params, streams, main, positions):
     """s[t, g] = f(m[t]) + P[g].   main (B, S, C), positions (1 or B, S) -> (B, S*G, C).   eq. 3.
 
-    With learned positions and streams "ahead", the row also moves from position t to t + g:
+    positions: entries of the table of learned positions (config.position_offset included). With learned positions and streams "ahead", the row also moves from position t to t + g:
     + E[t+g] - E[t] of the position table (at its end: the last entry).
     cache: main, main @ down, position ids of the rows and of the streams, batch shape.
     """
@@ -85,7 +86,8 @@ class Angles:
         if config.positions == "rope":
             reach = config.max_positions + (streams.count if streams else 0)
             at = xp.arange(reach, dtype="float64")        # (positions,)
-            self.table = rope_table(xp, at, config.head_dim, config.rope_theta, dtype)
+            self.table = rope_table(xp, at, config.rotary_dim or config.head_dim,
+                                    config.rope_theta, dtype, rope_stretch(config))
         if streams and streams.kind == "rotation":
             # values of stream g turn by g times one small angle, all channel pairs alike (eq. 9)
             turn = xp.arange(1, streams.count + 1, dtype="float64") * streams.rotation_angle
@@ -133,7 +135,8 @@ def top_forward(params, config, streams, main, positions, call, store):
     x = main                                              # (B, T, C)
     if view.bundles:
         from_row = view.main - view.bundles
-        s, inserted = insert_forward(params, streams, main[:, from_row:], positions[:, from_row:])
+        s, inserted = insert_forward(params, streams, main[:, from_row:],
+                                     positions[:, from_row:] + config.position_offset)
         x = get_xp(x).concatenate([x, s], axis=1)         # (B, T + S*G, C)
     for layer in range(config.layers - (streams.layers if streams else 0), config.layers):
         x, cache = block_forward(params, config, layer, x, call, store)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from .attention import (merge_heads, multi_stream_backward, multi_stream_forward, rotate_backward,
                         rotate_forward, split_heads)
 from .backend import scatter_add
-from .layers import (ACTIVATIONS, layernorm_backward, layernorm_forward, rmsnorm_backward,
-                     rmsnorm_forward)
+from .layers import (ACTIVATIONS, layernorm_backward, layernorm_forward, linear_backward,
+                     linear_forward, rmsnorm_backward, rmsnorm_forward)
 from .lora import project_backward, project_forward
 from .masks import View
 
@@ -41,7 +41,12 @@ class Call:
 # --- norm: one of two kinds ---------------------------------------------------------------------
 
 def norm_forward(params, config, name, x):
-    """RMSNorm or LayerNorm with the parameters `name`.gain (and .bias).   x (..., C) -> (..., C)"""
+    """RMSNorm or LayerNorm with the parameters `name`.gain (and .bias).   x (..., C) -> (..., C)
+
+    The identity for "norm" where the model has no norm before its head.
+    """
+    if name == "norm" and not config.final_norm:
+        return x, None
     if config.norm == "rms":
         return rmsnorm_forward(x, params[name + ".gain"], config.norm_eps)
     return layernorm_forward(x, params[name + ".gain"], params[name + ".bias"], config.norm_eps)
@@ -49,6 +54,8 @@ def norm_forward(params, config, name, x):
 
 def norm_backward(dy, cache, config, grads, name):
     """dy (..., C) -> dx (..., C); gradients of gain and bias are added to `grads`."""
+    if cache is None:
+        return dy
     backward = rmsnorm_backward if config.norm == "rms" else layernorm_backward
     dx, *dparams = backward(dy, cache)
     for kind, dparam in zip((".gain", ".bias"), dparams):
@@ -60,7 +67,7 @@ def norm_backward(dy, cache, config, grads, name):
 # --- attention sublayer -------------------------------------------------------------------------
 
 def attend_forward(params, config, layer, x, call, store):
-    """Project, rotate, attend, project back.   x (B, rows, C) -> (B, rows, C)."""
+    """Project, (normalise,) rotate, attend, project back.   x (B, rows, C) -> (B, rows, C)."""
     name, view = f"blocks.{layer}.attn", call.view
     q, cq = project_forward(params, name + ".q", x, call.adapter)       # (B, rows, H*D)
     k, ck = project_forward(params, name + ".k", x, call.adapter)       # (B, rows, Hkv*D)
@@ -68,6 +75,10 @@ def attend_forward(params, config, layer, x, call, store):
     q = split_heads(q, config.heads)                      # (B, H, rows, D)
     k = split_heads(k, config.kv_heads)                   # (B, Hkv, rows, D)
     v = split_heads(v, config.kv_heads)                   # (B, Hkv, rows, D)
+    cqn = ckn = None
+    if config.qk_norm:
+        q, cqn = norm_forward(params, config, name + ".q_norm", q)        # (B, H, rows, D)
+        k, ckn = norm_forward(params, config, name + ".k_norm", k)        # (B, Hkv, rows, D)
     if call.angles is not None:
         q, _ = rotate_forward(q, *call.angles)          # (B, H, rows, D)
         k, _ = rotate_forward(k, *call.angles)          # (B, Hkv, rows, D)
@@ -78,7 +89,7 @@ def attend_forward(params, config, layer, x, call, store):
     keys, values = store.append(layer, k[:, :, :main], v[:, :, :main])    # (B, Hkv, P + T, D)
     y, c_attn = multi_stream_forward(q, keys, values, k[:, :, main:], v[:, :, main:], view)
     y, co = project_forward(params, name + ".out", merge_heads(y), call.adapter)
-    return y, (cq, ck, cv, c_attn, co)                    # (B, rows, C)
+    return y, (cq, ck, cv, cqn, ckn, c_attn, co)          # (B, rows, C)
 
 
 def attend_backward(dy, cache, params, config, layer, call, store, grads):
@@ -88,7 +99,7 @@ def attend_backward(dy, cache, params, config, layer, call, store, grads):
     passes on those of the keys before this call.
     """
     name, view = f"blocks.{layer}.attn", call.view
-    cq, ck, cv, c_attn, co = cache
+    cq, ck, cv, cqn, ckn, c_attn, co = cache
     xp_cat = store.xp.concatenate
     # forward: y = out(merge(attention(q, keys, values)))
     dy = project_backward(dy, co, params, grads, name + ".out")           # (B, rows, H*D)
@@ -107,6 +118,9 @@ def attend_backward(dy, cache, params, config, layer, call, store, grads):
     if call.angles is not None:
         dq = rotate_backward(dq, call.angles)           # (B, H, rows, D)
         dk = rotate_backward(dk, call.angles)           # (B, Hkv, rows, D)
+    # forward: q, k = norm(q), norm(k), or nothing
+    dq = norm_backward(dq, cqn, config, grads, name + ".q_norm")          # (B, H, rows, D)
+    dk = norm_backward(dk, ckn, config, grads, name + ".k_norm")          # (B, Hkv, rows, D)
     # forward: q, k, v = project(x): a branch, so the three gradients add up
     dx = project_backward(merge_heads(dv), cv, params, grads, name + ".v")
     dx += project_backward(merge_heads(dk), ck, params, grads, name + ".k")
@@ -156,6 +170,8 @@ def mlp_backward(dy, cache, params, config, layer, grads):
 
 def block_forward(params, config, layer, x, call, store):
     """One transformer block.   x (B, rows, C) -> (B, rows, C)."""
+    if config.residual != "chained":
+        return OTHER_BLOCKS[config.residual][0](params, config, layer, x, call, store)
     h, c1 = norm_forward(params, config, f"blocks.{layer}.norm1", x)
     a, c2 = attend_forward(params, config, layer, h, call, store)
     x = x + a                                             # (B, rows, C)
@@ -166,6 +182,9 @@ def block_forward(params, config, layer, x, call, store):
 
 def block_backward(dx, cache, params, config, layer, call, store, grads):
     """dx (B, rows, C) of the output -> dx of the input. The forward, read upwards."""
+    if config.residual != "chained":
+        return OTHER_BLOCKS[config.residual][1](dx, cache, params, config, layer, call, store,
+                                                grads)
     c1, c2, c3, c4 = cache
     # forward: x = x + mlp(norm2(x))
     dh = mlp_backward(dx, c4, params, config, layer, grads)
@@ -175,32 +194,108 @@ def block_backward(dx, cache, params, config, layer, call, store, grads):
     return dx + norm_backward(dh, c1, config, grads, f"blocks.{layer}.norm1")
 
 
+def parallel_block_forward(params, config, layer, x, call, store):
+    """x + attend(norm1(x)) + mlp(norm2(x)) (GPT-NeoX); "shared": norm1 for both (Phi).
+
+    x (B, rows, C) -> (B, rows, C).
+    """
+    name, c3 = f"blocks.{layer}.", None
+    h, c1 = norm_forward(params, config, name + "norm1", x)
+    a, c2 = attend_forward(params, config, layer, h, call, store)
+    if config.residual == "parallel":
+        h, c3 = norm_forward(params, config, name + "norm2", x)
+    m, c4 = mlp_forward(params, config, layer, h, call.adapter)
+    return x + a + m, (c1, c2, c3, c4)                    # (B, rows, C)
+
+
+def parallel_block_backward(dx, cache, params, config, layer, call, store, grads):
+    """dx (B, rows, C) of the output -> dx of the input: three branches, so three gradients add."""
+    c1, c2, c3, c4 = cache
+    name = f"blocks.{layer}."
+    dh = attend_backward(dx, c2, params, config, layer, call, store, grads)
+    dm = mlp_backward(dx, c4, params, config, layer, grads)
+    if config.residual == "parallel":
+        dx = dx + norm_backward(dm, c3, config, grads, name + "norm2")
+    else:
+        dh = dh + dm                                      # (B, rows, C)
+    return dx + norm_backward(dh, c1, config, grads, name + "norm1")
+
+
+def post_block_forward(params, config, layer, x, call, store):
+    """x = norm1(x + attend(x)); x = norm2(x + mlp(x)): the norms after the sums (OPT-350M).
+
+    x (B, rows, C) -> (B, rows, C).
+    """
+    name = f"blocks.{layer}."
+    a, c1 = attend_forward(params, config, layer, x, call, store)
+    x, c2 = norm_forward(params, config, name + "norm1", x + a)
+    m, c3 = mlp_forward(params, config, layer, x, call.adapter)
+    x, c4 = norm_forward(params, config, name + "norm2", x + m)
+    return x, (c1, c2, c3, c4)                            # (B, rows, C)
+
+
+def post_block_backward(dx, cache, params, config, layer, call, store, grads):
+    """dx (B, rows, C) of the output -> dx of the input. The forward, read upwards."""
+    c1, c2, c3, c4 = cache
+    name = f"blocks.{layer}."
+    # forward: x = norm2(x + mlp(x))
+    dx = norm_backward(dx, c4, config, grads, name + "norm2")
+    dx = dx + mlp_backward(dx, c3, params, config, layer, grads)
+    # forward: x = norm1(x + attend(x))
+    dx = norm_backward(dx, c2, config, grads, name + "norm1")
+    return dx + attend_backward(dx, c1, params, config, layer, call, store, grads)
+
+
+OTHER_BLOCKS = {"parallel": (parallel_block_forward, parallel_block_backward),
+                "shared": (parallel_block_forward, parallel_block_backward),
+                "post": (post_block_forward, post_block_backward)}
+
+
 # --- the two ends -------------------------------------------------------------------------------
 
 def embed_forward(params, ids, positions):
-    """Token embedding, plus position embedding where the model has one.
+    """Token embedding, projected to the model's width where it has another (E), plus position
+    embedding where the model has one.
 
-    ids and positions (B, T) int -> x (B, T, C).   cache: ids, positions.
+    ids and positions (B, T) int -> x (B, T, C).   cache: ids, positions, looked-up rows and the
+    projection or None.
     NOTE: CuPy wraps an id that is out of range instead of raising; ids are checked on the host.
     """
-    x = params["embed.tokens"][ids]                       # (B, T, C)
+    x, c_project = params["embed.tokens"][ids], None      # (B, T, E)
+    if "embed.project.w" in params:
+        x, c_project = linear_forward(x, params["embed.project.w"])       # (B, T, C)
     if "embed.positions" in params:
         x = x + params["embed.positions"][positions]      # (B, T, C)
-    return x, (ids, positions)
+    return x, (ids, positions, c_project)
 
 
 def embed_backward(dx, cache, grads):
     """dx (B, T, C) -> nothing below; an id that occurs twice collects both gradients."""
-    ids, positions = cache
-    # forward: x = tokens[ids] + table[positions]
+    ids, positions, c_project = cache
+    # forward: x = tokens[ids] @ w + table[positions]
     if "embed.positions" in grads:
         scatter_add(grads["embed.positions"], positions, dx)
+    if c_project is not None:
+        dx, dw, _ = linear_backward(dx, c_project)        # (B, T, E), (E, C)
+        if "embed.project.w" in grads:
+            grads["embed.project.w"] += dw
     if "embed.tokens" in grads:
         scatter_add(grads["embed.tokens"], ids, dx)
 
 
+def head_logits(params, x, head=None):
+    """Logits of normed rows.   x (..., C) -> (..., V).   head: the head matrix, if a copy of it
+    is at hand that multiplies faster."""
+    if "head.project.w" in params:
+        x = x @ params["head.project.w"]                  # (..., E)
+    logits = x @ (head_matrix(params) if head is None else head)  # (..., V)
+    if "head.b" in params:
+        logits += params["head.b"]
+    return logits
+
+
 def head_matrix(params):
-    """(C, V): the output head; the transposed input embedding where the two are tied."""
+    """(C, V), or (E, V) behind a projection: the output head; the transposed input embedding where the two are tied."""
     head = params.get("head.w")
     return params["embed.tokens"].T if head is None else head
 

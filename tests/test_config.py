@@ -44,7 +44,12 @@ BAD = [
     (ModelConfig, "positions", ""), (ModelConfig, "rope_theta", 0.0),
     (ModelConfig, "activation", "relu6"), (ModelConfig, "bos_id", -2),
     (ModelConfig, "bos_id", 1024), (ModelConfig, "eos_ids", (1, 1024)),
-    (ModelConfig, "eos_ids", (-1,)),
+    (ModelConfig, "eos_ids", (-1,)), (ModelConfig, "rotary_dim", 3),
+    (ModelConfig, "rotary_dim", 34), (ModelConfig, "rope_scaling", "yarn"),
+    (ModelConfig, "rope_factor", 0.0), (ModelConfig, "rope_high", 1.0),
+    (ModelConfig, "rope_original", 0), (ModelConfig, "residual", "serial"),
+    (ModelConfig, "sliding_window", -1), (ModelConfig, "position_offset", -1),
+    (ModelConfig, "embed_width", -1),
     (StreamConfig, "count", 0), (StreamConfig, "layers", 0), (StreamConfig, "kind", "both"),
     (StreamConfig, "insertion_rank", -1), (StreamConfig, "lora_rank", -1),
     (StreamConfig, "prune_rank", -1), (StreamConfig, "transition_rank", -1),
@@ -131,7 +136,7 @@ def other(value, choices):
         return not value
     if isinstance(value, tuple):
         return value[:1] if isinstance(value[0], str) else value
-    return value / 2 if isinstance(value, float) else value * 3 or 1
+    return value / 2 if isinstance(value, float) else value * 3 or 2
 
 
 @pytest.mark.parametrize("cls", CLASSES)

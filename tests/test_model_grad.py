@@ -17,6 +17,8 @@ from minispec.training import Trainer
 
 GPT2 = dict(norm="layer", positions="learned", activation="gelu", gated=False, qkv_bias=True,
             out_bias=True, mlp_bias=True, kv_heads=4)
+NEOX = dict(norm="layer", activation="gelu_exact", gated=False, qkv_bias=True, out_bias=True,
+            mlp_bias=True, kv_heads=4)
 PAPER = dict(transition_rank=0)         # no conditional streams
 LORA = dict(lora_rank=3)
 
@@ -56,6 +58,14 @@ CONFIGS = {
     "lossless, gpt2, packed, rotation": dict(
         streams=dict(LORA, mode="lossless", kind="rotation", insertion_rank=2), model=GPT2,
         layout="packed"),
+    "gpt-neox": dict(model=dict(NEOX, residual="parallel", rotary_dim=4, tied=False)),
+    "phi": dict(model=dict(NEOX, residual="shared", rotary_dim=2, tied=False, head_bias=True),
+                streams=dict(LORA)),
+    "opt, norms after, projected": dict(model=dict(
+        GPT2, activation="relu", residual="post", final_norm=False, embed_width=5,
+        position_offset=2)),
+    "query and key norms, window, packed": dict(model=dict(qk_norm=True, sliding_window=3),
+                                                layout="packed"),
     "lossless without adapters": dict(streams=dict(mode="lossless")),
 }
 

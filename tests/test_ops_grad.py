@@ -70,8 +70,8 @@ def embed(tables):
     return forward, backward, list(tables.values())
 
 
-def rotate():
-    at = hot(2, 1, 5, 2, std=2.0)
+def rotate(pairs=2):
+    at = hot(2, 1, 5, pairs, std=2.0)
     forward, backward, *rest = pair(attention, "rotate", hot(2, 3, 5, 4))
     return lambda x: forward(x, np.cos(at), np.sin(at)), backward, *rest
 
@@ -213,9 +213,10 @@ def early_exit(kind):
                        hot(3, 5), params)
 
 
-def head(name, *shape):
+def head(name, *shape, **more):
     """head_loss is both ways in one: dloss goes in as its weights."""
-    params, ones = {name: hot(*shape)}, np.ones(len(TARGETS))
+    params = {name: hot(*shape), **{n.replace("_", "."): p for n, p in more.items()}}
+    ones = np.ones(len(TARGETS))
     return with_params(lambda p, x: (loss.head_loss(p, {}, x, TARGETS, ones)[0], x),
                        lambda dy, x, g: loss.head_loss(params, g, x, TARGETS, dy)[2],
                        hot(5, 7), params)
@@ -224,6 +225,7 @@ def head(name, *shape):
 # --- the table ----------------------------------------------------------------------------------
 
 LEARNED = dict(positions="learned")
+NEOX = dict(norm="layer", activation="gelu_exact", gated=False, mlp_bias=True)
 CASES = {
     "linear": lambda: pair(layers, "linear", hot(2, 3, 5), hot(5, 7), hot(7)),
     "linear/one row": lambda: pair(layers, "linear", hot(1, 5), hot(5, 1), hot(1)),
@@ -236,12 +238,17 @@ CASES = {
     "embed": lambda: embed({"embed.tokens": hot(7, 5)}),
     "embed/learned positions": lambda: embed({"embed.tokens": hot(7, 5),
                                               "embed.positions": hot(4, 5)}),
+    "embed/projected": lambda: embed({"embed.tokens": hot(7, 3), "embed.project.w": hot(3, 5),
+                                      "embed.positions": hot(4, 5)}),
     "layernorm": lambda: pair(layers, "layernorm", hot(2, 3, 5), gain(5), hot(5)),
     "rmsnorm": lambda: pair(layers, "rmsnorm", hot(2, 3, 5, mean=0.5), gain(5)),
     "silu": lambda: pair(layers, "silu", hot(2, 31, std=2.0)),
     "gelu": lambda: pair(layers, "gelu", hot(2, 31, std=2.0)),
+    "gelu_exact": lambda: pair(layers, "gelu_exact", hot(2, 31, std=2.0)),
+    "relu": lambda: pair(layers, "relu", hot(2, 31, std=2.0)),    # none of them within 1e-2 of 0
     "cross_entropy": lambda: pair(layers, "cross_entropy", hot(5, 11, std=2.0), TARGETS),
     "rotate": rotate,
+    "rotate/partial": lambda: rotate(pairs=1),
     "softmax": softmax,
     "attention": attention_grouped,
     "attention/as many keys as rows": lambda: attend_under(random_mask(1, 5, 5), 3, 3),
@@ -262,11 +269,17 @@ CASES = {
     "mlp/plain": lambda: mlp(activation="gelu", gated=False, mlp_bias=True),
     "attend": lambda: Rows(dict(qkv_bias=True, out_bias=True)).layer("attend", "blocks.1.attn"),
     "attend/no rope": lambda: Rows(LEARNED, sees=True).layer("attend", "blocks.1.attn"),
+    "attend/query and key norms": lambda: Rows(dict(qk_norm=True)).layer("attend",
+                                                                         "blocks.1.attn"),
+    "attend/partial rotary": lambda: Rows(dict(rotary_dim=2)).layer("attend", "blocks.1.attn.q"),
     "attend/value rotation": lambda: Rows(stream=dict(kind="rotation", rotation_angle=0.5)).layer(
         "attend", "blocks.1.attn"),
     "block": lambda: Rows(stream=dict(lora_rank=1, lora_alpha=0.5), sees=True).layer("block"),
     "block/layernorm": lambda: Rows(dict(norm="layer", activation="gelu", gated=False)).layer(
         "block", "blocks.1.norm"),
+    "parallel_block": lambda: Rows(dict(NEOX, residual="parallel")).layer("block"),
+    "parallel_block/shared norm": lambda: Rows(dict(NEOX, residual="shared")).layer("block"),
+    "post_block": lambda: Rows(dict(NEOX, residual="post")).layer("block"),
     "top": lambda: Rows().top(),
     "insert": insert,
     "insert/low rank": lambda: insert(insertion_rank=2),
@@ -281,6 +294,8 @@ CASES = {
     "exit/rms": lambda: early_exit("rms"),
     "exit/layer": lambda: early_exit("layer"),
     "head_loss/tied": lambda: head("embed.tokens", 11, 7),
+    "head_loss/bias": lambda: head("embed.tokens", 11, 7, head_b=hot(11)),
+    "head_loss/projected": lambda: head("head.w", 3, 11, head_project_w=hot(7, 3)),
     "head_loss/untied": lambda: head("head.w", 7, 11),
 }
 
