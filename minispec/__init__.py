@@ -11,8 +11,8 @@ Read first: README.md (the reading order), then config.py. Proven by: tests/test
 from .config import TreeConfig
 from .drafters import Drafter
 from .generate import Output, generate, stream
+from .loading import load
 from .stats import DecodeStats, Step
-from .weights import load_model as load
 
 __version__ = "0.1.0"
 __all__ = ["load", "generate", "stream", "TreeConfig", "Drafter", "Output", "Step", "DecodeStats"]

@@ -145,8 +145,19 @@ def start_value(name, shape, config, rng):
 def init_params(config, streams=None, seed=0, dtype="float32"):
     """Fresh parameters on the host: dict of arrays. Each name has a random stream of its own, so
     adding streams to a config leaves the base model's starting values as they were."""
+    return start_params(all_shapes(config, streams), config, seed, dtype)
+
+
+def init_stream_params(config, streams, seed=0, dtype="float32"):
+    """The part of `init_params` that streams add to a base model that is there already."""
+    shapes = {**stream_shapes(config, streams), **adapter_shapes(config, streams)}
+    return start_params(shapes, config, seed, dtype)
+
+
+def start_params(shapes, config, seed, dtype):
+    """Starting values of some parameters, {name: shape} -> {name: array}."""
     params = {}
-    for name, shape in all_shapes(config, streams).items():
+    for name, shape in shapes.items():
         rng = np.random.default_rng([seed, *name.encode()])
         params[name] = start_value(name, shape, config, rng).astype(dtype)    # shape
     return params

@@ -30,13 +30,14 @@ FORMAT = "minispec-1"
 
 
 def write_atomically(path, data):
-    """Write bytes to `path`: temporary file in the same folder, flushed to disk, then renamed."""
+    """Write bytes, or an iterable of bytes, to `path`: temporary file in the same folder, flushed
+    to disk, then renamed."""
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)                        # mkstemp makes private files
