@@ -22,6 +22,7 @@ from .families import FAMILIES
 from .hf_config import read_config, write_config
 from .hf_names import full_name, join, match, sources, split
 from .model import Model
+from .parameters import base_shapes
 from .tensorfile import FLOATS, TensorFile, write_tensor_file
 from .text import Tokenizer
 from .weights import read_json, write_atomically
@@ -124,7 +125,7 @@ def read_params(family, config, shards, plan, xp, dtype):
             parts = split(family, config, ours, shards.read(name, dtype)) if ours else []
             params.update((n, xp.asarray(part)) for n, part in zip(ours, parts))
             bar.update(sizes[name])
-    return params
+    return {n: params[n] for n in base_shapes(config)}    # in our order, not the file's
 
 
 def save_hf(folder, model, family, dtype="float32"):
