@@ -45,8 +45,8 @@ class Shards:
             paths = [os.path.join(folder, f) for f in dict.fromkeys(self.home.values())]
             missing = sorted(os.path.basename(p) for p in paths if not os.path.isfile(p))
             if missing:
-                raise FileNotFoundError(f"{folder}: {', '.join(missing)} missing, named by {INDEX}; "
-                                        "the download may be incomplete")
+                raise FileNotFoundError(f"{folder}: {', '.join(missing)} missing, named by "
+                                        f"{INDEX}; the download may be incomplete")
         else:
             paths = [os.path.join(folder, "model.safetensors")]
         self.files = [TensorFile(path) for path in paths]

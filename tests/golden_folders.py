@@ -1,4 +1,4 @@
-"""Folders that the tests of model loading share: the golden checkpoints, and changed copies of them.
+"""Folders that the tests of model loading share: the golden checkpoints, and changed copies.
 
 tests/golden/NAME holds what transformers saved and computed (make_golden.py). `changed` copies one
 and changes its JSON files or tensors. Nothing here is tested by itself.

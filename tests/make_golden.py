@@ -1,4 +1,4 @@
-"""Makes tests/golden/: a tiny random checkpoint of every family and what transformers computes with it.
+"""Makes tests/golden/: a tiny random checkpoint of every family and what transformers makes of it.
 
     python tests/make_golden.py [NAME ...]          needs torch and transformers
 
@@ -6,7 +6,8 @@ NAME/        config.json, generation_config.json, model.safetensors as transform
              expected.npz: ids (24,), logits (24, V) float32, greedy (20,) ids after the first 6
 
 Weights are hot (std 0.4, gains and biases random), so that a wrong rule shows. A seed is taken only
-if every greedy choice is clear (top two at least 0.01 apart) and the ids are not one token for ever.
+if every greedy choice is clear (top two at least 0.01 apart) and the ids are not one token again
+and again.
 """
 
 import argparse

@@ -6,19 +6,27 @@ and uncached; 20 greedy ids are the same; what we save is what we loaded. A load
 streams like any other, and decodes losslessly with them.
 """
 
+import sys
+import types
+
 import numpy as np
 import pytest
+import strict_cupy
 
 import minispec
 from golden_folders import GOLDEN, NAMES, NEW, START, expected, family_of, tensors_of
-from minispec.config import PAPER_TREE, StreamConfig, TreeConfig
+from minispec import backend
+from minispec.config import PAPER_TREE, StreamConfig, TrainConfig, TreeConfig
+from minispec.data import Document
 from minispec.families import FAMILIES
 from minispec.growing import chain
 from minispec.hf import save_hf
 from minispec.model import Model
 from minispec.parameters import all_shapes, init_stream_params
 from minispec.tensorfile import TensorFile
+from minispec.training import Trainer
 from minispec.weights import load_model, save_model
+from tiny_models import FixedLoader
 
 TOLERANCE = 1e-4
 
@@ -121,7 +129,8 @@ def with_streams(model, seed=0, **settings):
     rng = np.random.default_rng(seed)
     fresh = init_stream_params(model.config, streams, dtype=str(model.dtype))
     fresh = {n: p + 0.3 * rng.standard_normal(p.shape).astype(p.dtype) for n, p in fresh.items()}
-    return Model(model.config.replace(eos_ids=()), {**model.params, **fresh}, streams)
+    return Model(model.config.replace(eos_ids=()), {**model.params, **fresh}, streams,
+                 model.tokenizer)
 
 
 TREES = {
@@ -153,6 +162,37 @@ def test_fused_and_deferred_streams_are_the_same(name):
     states = model.prefill(fused, ids[:12].tolist(), streams=True).streams[0]
     hidden = model.prefill(deferred, ids[:12].tolist()).hidden[0]
     assert np.abs(states - model.deferred_streams(deferred, hidden)).max() < 1e-10
+
+
+@pytest.fixture
+def cp(monkeypatch):
+    """The stand-in for CuPy, with the one function of cupyx that is used."""
+    cp = strict_cupy.install(monkeypatch)
+    special = types.ModuleType("cupyx.scipy.special")
+    special.erf = lambda x: cp.asarray(backend.erf(backend.to_host(x)))
+    monkeypatch.setitem(sys.modules, "cupyx", types.ModuleType("cupyx"))
+    monkeypatch.setitem(sys.modules, "cupyx.scipy", types.ModuleType("cupyx.scipy"))
+    monkeypatch.setitem(sys.modules, "cupyx.scipy.special", special)
+    return cp
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_lines_run_on_device_arrays(cp, name):
+    """Loaded onto the device, decoded with streams, trained: what the stand-in refuses, a GPU would
+    refuse."""
+    ids, logits, _ = expected(name)
+    device = minispec.load(GOLDEN / name, xp=cp)
+    assert device.xp is cp and all(isinstance(p, cp.ndarray) for p in device.params.values())
+    assert np.abs(backend.to_host(device.logits(ids)) - logits).max() < TOLERANCE
+    host = with_streams(minispec.load(GOLDEN / name, dtype="float64"))
+    device, settings = host.to(cp), dict(max_new_tokens=12, drafter="streams")
+    want = minispec.generate(host, ids[:START], **settings)
+    assert minispec.generate(device, ids[:START], **settings).ids == want.ids
+    loader = FixedLoader([[Document(ids[:12].tolist(), 3), Document(ids[9:].tolist(), 2)]])
+    for model in (host, device):
+        Trainer(model, loader, TrainConfig(steps=2, warmup=0, batch=2, workers=1)).one_step()
+    for n, p in host.params.items():
+        assert np.abs(backend.to_host(device.params[n]) - p).max() < 1e-9, n
 
 
 @pytest.mark.parametrize("settings", [dict(), dict(mode="lossless", lora_rank=2)])
