@@ -188,7 +188,7 @@ def test_the_same_lines_run_on_device_arrays(cp, name):
     device, settings = host.to(cp), dict(max_new_tokens=12, drafter="streams")
     want = minispec.generate(host, ids[:START], **settings)
     assert minispec.generate(device, ids[:START], **settings).ids == want.ids
-    loader = FixedLoader([[Document(ids[:12].tolist(), 3), Document(ids[9:].tolist(), 2)]])
+    loader = FixedLoader([[Document(ids[:12].tolist(), 3), Document(ids[9:].tolist(), 2)]], 3)
     for model in (host, device):
         Trainer(model, loader, TrainConfig(steps=2, warmup=0, batch=2, workers=1)).one_step()
     for n, p in host.params.items():
