@@ -129,10 +129,13 @@ def test_a_window_in_the_cache_and_in_trees():
             assert np.abs(logits[n] - model.logits(ids + path)[-1]).max() < 1e-10
 
 
-def test_training_sees_the_same_window_as_decoding():
+@pytest.mark.parametrize("change", [
+    dict(sliding_window=3), dict(positions="learned", position_offset=2, embed_width=5),
+    dict(head_bias=True, residual="shared", rotary_dim=2)], ids=str)
+def test_training_computes_what_decoding_computes(change):
     """The main loss of a pass is the cross-entropy of `logits`, document by document."""
     for layout in ("padded", "packed"):
-        problem = Problem(model=dict(sliding_window=3), streams=None, layout=layout)
+        problem = Problem(model=change, streams=None, layout=layout)
         _, metrics = problem.gradients()
         total = 0.0
         for document in problem.documents:
