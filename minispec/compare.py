@@ -10,10 +10,9 @@ Read first: generate.py, stats.py. Proven by: tests/test_compare.py, tests/test_
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from .backend import to_host
 from .generate import generate, prompt_ids
+from .growing import chain
 from .stats import Comparison, DecodeStats
 
 
@@ -72,6 +71,16 @@ class Result:
                 "speculative_tokens_per_second": stats.tokens_per_second}
 
 
+def logits_after(model, prompt, new_ids):
+    """The logits that plain decoding of `prompt` sees after it has emitted `new_ids`.   -> (V,)"""
+    cache = model.new_cache()
+    out = model.prefill(cache, prompt_ids(model, prompt))
+    for token in new_ids:
+        out = model.step(cache, chain(token, []))
+        cache.keep([0])
+    return to_host(out.logits[-1])                        # (V,)
+
+
 def first_difference(model, prompt, plain, speculative):
     """Difference of two id lists, or None if they are equal."""
     longest = max(len(plain), len(speculative))
@@ -81,8 +90,7 @@ def first_difference(model, prompt, plain, speculative):
         if x != y:
             margin = None
             if x is not None and y is not None:
-                ids = prompt_ids(model, prompt) + plain[:index]
-                row = to_host(model.logits(np.array(ids))[-1])    # (V,)
+                row = logits_after(model, prompt, plain[:index])  # (V,)
                 margin = abs(float(row[x]) - float(row[y]))
             return Difference(index, x, y, margin)
     return None

@@ -165,19 +165,23 @@ class Model:
         kept = None
         if prune is not None and rows > 1:
             kept = prune(pruning.exit_scores(self.params, config, x[0], tree))    # (kept,)
-            if len(kept) < rows:
-                cache.prune(kept, self.bottom)
-                rows, bundles = len(kept), min(bundles, len(kept))
-                x, at = x[:, xp.asarray(kept)], at[:, kept]       # (1, kept, C), (1, kept)
-                columns = np.concatenate([np.arange(len(cache)), len(cache) + kept])
-                context = context[np.ix_(kept, columns)]  # (kept, P + kept)
-            else:
+            if len(kept) == rows:
                 kept = None
+            else:
+                x, at, context = self._take(cache, kept, x, at, context)
+                rows, bundles = len(kept), min(bundles, len(kept))
         view = masks.View(rows, xp.asarray(context)[None], bundles,
                           self.streams.count if bundles else 0, self._sees(bundles))
         call = self.angles.call(view, at)
         y, _ = top_forward(self.params, config, self.streams, x, at, call, cache)
         return self._output(x, y, view, last_only, kept)
+
+    def _take(self, cache, kept, x, at, context):
+        """Rows `kept` (ascending) of x (1, N, C), at (1, N) and context (N, P + N), and of what the
+        lower layers have put into the cache: the rest is gone as if it had never been drafted."""
+        cache.prune(kept, self.bottom)
+        keys = np.concatenate([np.arange(len(cache)), len(cache) + kept])         # (P + kept,)
+        return x[:, self.xp.asarray(kept)], at[:, kept], context[np.ix_(kept, keys)]
 
     def _sees(self, bundles):
         return self.xp.ones((1, bundles), dtype=bool) if bundles and self.sees_streams else None
