@@ -55,13 +55,16 @@ def parse(argv):
     add_flags(parser, StreamConfig, defaults=preset.streams, rename=STREAM_FLAGS)
     add_flags(parser, TrainConfig, defaults=preset.train)
     args = parser.parse_args(argv)
+    for name, low in (("examples", 1), ("heldout", 0)):
+        if getattr(args, name) < low:
+            parser.error(f"--{name} is {getattr(args, name)}, expected {low} or more")
     args.out = args.out or os.path.join("out", args.preset)
     return args
 
 
 def load_data(args):
     """Training examples and held-out prompts."""
-    if args.data:
+    if args.data is not None:
         examples = read_jsonl(args.data)
         # the last few lines are not trained on; the comparison at the end uses their prompts
         edge = len(examples) - min(args.heldout, len(examples) // 5)
@@ -134,7 +137,8 @@ def main(argv=None):
     print(f"{size / 1e6:.2f} million parameters, {len(documents)} examples, {train.steps} steps; "
           f"checkpoints in {args.out}")
     if not args.fresh and trainer.resume():
-        print(f"going on from step {trainer.step} (--fresh starts over)")
+        print(f"{'going on from' if trainer.step < train.steps else 'finished before, at'} step "
+              f"{trainer.step} (--fresh starts over)")
     elif heldout:
         show(model, heldout, "before training")
     if trainer.step < train.steps:
@@ -151,9 +155,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
-        sys.exit(f"train.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command goes on from the last checkpoint")
+    report.run_script(main, "stopped; the same command goes on from the last checkpoint")

@@ -12,6 +12,8 @@ import sys
 from .text import TextStream
 
 RESET = "\033[0m"
+# What a user's input can cause. Anything else is a bug, and shows its traceback.
+USER_ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError)
 STYLES = {
     "prompt": "\033[2m",                 # dim: what was given
     "bonus": "\033[1;38;5;39m",          # bold blue: the model's own token, one per pass
@@ -111,3 +113,22 @@ def differences(result):
             lines.append(f"prompt {number_}: ids differ at new token {d.index}: plain "
                          f"{d.plain_id}, speculative {d.speculative_id}; {margin}")
     return lines
+
+
+def run_script(main, interrupted="interrupted"):
+    """Run a script's `main` and leave with the status it returns.
+
+    What a user can cause ends with one line on stderr and status 1, Ctrl-C with a line and 130.
+    """
+    try:
+        status = main()
+        sys.stdout.flush()                                # a closed pipe shows here at the latest
+    except BrokenPipeError:                               # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except USER_ERRORS as error:
+        status = f"{os.path.basename(sys.argv[0])}: {error}"
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        status = 130
+    sys.exit(status)
