@@ -23,9 +23,9 @@ STYLES = {
 
 
 def wants_colour(stream=None):
-    """True if `stream` is a terminal and NO_COLOR is not set (no-color.org)."""
+    """True if `stream` is a terminal and NO_COLOR is unset or empty (no-color.org)."""
     stream = stream or sys.stdout
-    return "NO_COLOR" not in os.environ and hasattr(stream, "isatty") and stream.isatty()
+    return not os.environ.get("NO_COLOR") and hasattr(stream, "isatty") and stream.isatty()
 
 
 def paint(text, style, colour):
@@ -43,12 +43,12 @@ def token_pieces(output, tokenizer):
     """
     kinds = [kind for step in output.steps
              for kind in ["accepted"] * step.accepted + ["bonus"] * (not step.cut)]
-    stream, pieces, left = TextStream(tokenizer), [], len(output.text)
+    stream, pieces, left, kind = TextStream(tokenizer), [], len(output.text), "bonus"
     for token, kind in zip(output.ids, kinds):            # a stop string may have cut ids off
         text = stream.push([token])[:left]
         left -= len(text)
         pieces.append((text, kind))
-    pieces.append((stream.finish()[:left], "bonus"))
+    pieces.append((stream.finish()[:left], kind))
     return [(text, kind) for text, kind in pieces if text]
 
 

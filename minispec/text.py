@@ -110,7 +110,7 @@ class Tokenizer:
         try:
             ids = self.inner.encode(text, add_special_tokens=False).ids
         except TypeError:
-            raise ValueError(f"not text: {text!r:.60}, expected a str of whole characters") from None
+            raise ValueError(f"{text!r:.60} is not a str of whole characters") from None
         if bos and ids[: len(self.front)] != self.front:
             return self.front + ids
         return ids
