@@ -7,7 +7,8 @@ depends on the text before it and on the coin of (seed, position), never on the 
 
     draft -> model.step -> choose_token -> verify.walk -> StopRules.push -> cache.keep
 
-Read first: model.py, tree.py, verify.py, stopping.py. Proven by: tests/test_lossless.py.
+Read first: model.py, tree.py, verify.py, stopping.py. Proven by: tests/test_lossless.py,
+tests/test_generate.py.
 """
 
 import time
@@ -21,11 +22,11 @@ from .config import TreeConfig
 from .drafters import Drafter
 from .drafters.prompt_lookup import PromptLookup
 from .drafters.streams import Streams
+from .growing import chain
 from .model import StreamStates
 from .sampling import check_sampling, choose_token, coins, filter_probs
 from .stats import DecodeStats, Step
 from .stopping import StopRules
-from .growing import chain
 from .verify import typical_inputs, typical_walk, walk
 
 

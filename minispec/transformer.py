@@ -283,12 +283,12 @@ def embed_backward(dx, cache, grads):
         scatter_add(grads["embed.tokens"], ids, dx)
 
 
-def head_logits(params, x, head=None):
-    """Logits of normed rows.   x (..., C) -> (..., V).   head: the head matrix, if a copy of it
-    is at hand that multiplies faster."""
+def head_logits(params, x, multiply=None):
+    """Logits of normed rows.   x (..., C) -> (..., V).   multiply: the product with the head's
+    matrix, if the caller has a faster way."""
     if "head.project.w" in params:
         x = x @ params["head.project.w"]                  # (..., E)
-    logits = x @ (head_matrix(params) if head is None else head)  # (..., V)
+    logits = multiply(x) if multiply else x @ head_matrix(params)         # (..., V)
     if "head.b" in params:
         logits += params["head.b"]
     return logits

@@ -37,7 +37,8 @@ def write_atomically(path, data):
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.writelines([data] if isinstance(data, bytes) else data)
+            for chunk in [data] if isinstance(data, bytes) else data:
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)                        # mkstemp makes private files
