@@ -159,7 +159,8 @@ BUGS = {
         ("transformer.attend_backward", "norm_backward(dk, ckn", "norm_backward(dk, ckn and cqn",
          ["query and key norms, window, packed"]),
     "head bias: averaged":
-        ("loss.head_loss", "dlogits.sum(axis=0)", "dlogits.mean(axis=0)", ["head_loss/bias", "phi"]),
+        ("loss.head_loss", "dlogits.sum(axis=0)", "dlogits.mean(axis=0)",
+         ["head_loss/bias", "phi"]),
     "head projection: no gradient":
         ("loss.head_loss", 'grads["head.project.w"] += dw', "pass",
          ["head_loss/projected", "opt, norms after, projected"]),
