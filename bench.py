@@ -20,7 +20,7 @@ import numpy
 from tqdm import tqdm
 
 import minispec
-from minispec import tasks
+from minispec import report, tasks
 from minispec.backend import device_name
 from minispec.compare import compare
 from minispec.config import PAPER_TREE, TreeConfig
@@ -129,6 +129,16 @@ def measure(args):
             f"{platform.python_version()}.\n\n" + table(head, rows))
 
 
+def page_parts(path):
+    """Text of a page before, between and after its two marks."""
+    with open(path, encoding="utf-8") as file:
+        parts = file.read().split("<!-- table -->")
+    if len(parts) != 3:
+        raise ValueError(f"{path} needs two <!-- table --> marks to put the table between, found "
+                         f"{len(parts) - 1}")
+    return parts
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,21 +153,17 @@ def main(argv=None):
     parser.add_argument("--write", metavar="FILE",
                         help="replace the part of FILE between its <!-- table --> marks")
     args = parser.parse_args(argv)
+    for name in ("per_task", "runs", "max_k"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected 1 or more")
+    parts = page_parts(args.write) if args.write else None        # before minutes are spent
     text = measure(args)
     print(text)
-    if args.write:
-        with open(args.write, encoding="utf-8") as file:
-            parts = file.read().split("<!-- table -->")
-        if len(parts) != 3:
-            raise ValueError(f"{args.write} needs two <!-- table --> marks to put the table "
-                             f"between, found {len(parts) - 1}")
+    if parts:
         parts[1] = f"\n{text}\n"
         write_atomically(args.write, "<!-- table -->".join(parts).encode())
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"bench.py: {error}")
+    report.run_script(main)

@@ -50,21 +50,20 @@ def parse(argv):
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     add_flags(parser, TreeConfig)
     args = parser.parse_args(argv)
-    if args.runs < 1:
-        parser.error(f"--runs is {args.runs}, expected 1 or more")
+    for name in ("runs", "per_task"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected 1 or more")
     return args
 
 
 def gather(args):
     """Prompts to decode."""
     prompts = list(args.prompt or [])
-    if args.prompts:
+    if args.prompts is not None:
         prompts += [e["prompt"] for e in read_jsonl(args.prompts, keys=("prompt",))]
-    if args.prompt is None and not args.prompts:
+    if not prompts:
         prompts = [e["prompt"] for name in tasks.TASKS
                    for e in tasks.examples(name, "heldout", args.per_task, seed=1)]
-    if not prompts:
-        raise ValueError("no prompts to decode; --per-task is 0")
     return prompts
 
 
@@ -110,9 +109,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
-        sys.exit(f"decode.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    report.run_script(main)

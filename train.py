@@ -33,6 +33,8 @@ from minispec.weights import save_model
 STREAM_FLAGS = {"count": "streams", "layers": "stream_layers", "positions": "stream_positions",
                 "kind": "stream_kind"}
 
+TEMPERATURE = 0.7                   # of the comparison before and after training
+
 
 def parse(argv):
     """Arguments; a preset gives the defaults of all other flags."""
@@ -55,13 +57,16 @@ def parse(argv):
     add_flags(parser, StreamConfig, defaults=preset.streams, rename=STREAM_FLAGS)
     add_flags(parser, TrainConfig, defaults=preset.train)
     args = parser.parse_args(argv)
+    for name, low in (("examples", 1), ("heldout", 0)):
+        if getattr(args, name) < low:
+            parser.error(f"--{name} is {getattr(args, name)}, expected {low} or more")
     args.out = args.out or os.path.join("out", args.preset)
     return args
 
 
 def load_data(args):
     """Training examples and held-out prompts."""
-    if args.data:
+    if args.data is not None:
         examples = read_jsonl(args.data)
         # the last few lines are not trained on; the comparison at the end uses their prompts
         edge = len(examples) - min(args.heldout, len(examples) // 5)
@@ -84,11 +89,16 @@ def build(args, examples):
 
 
 def show(model, prompts, title, runs=1):
-    """Plain against streams on held-out prompts, both kinds of tree."""
-    print(f"\n{title}: {len(prompts)} held-out prompts, greedy")
+    """Plain against streams on held-out prompts, both kinds of tree.
+
+    Sampled, not greedy: an untrained model that decodes greedily repeats one token for ever, and
+    that is easy to draft.
+    """
+    print(f"\n{title}: {len(prompts)} held-out prompts, temperature {TEMPERATURE}")
     for name, tree in (("paper's streams, full product k=3", PAPER_TREE),
                        ("conditional streams, 8 nodes", TreeConfig())):
-        result = compare(model, prompts, runs=runs, tree=tree, max_new_tokens=64)
+        result = compare(model, prompts, runs=runs, tree=tree, max_new_tokens=64,
+                         temperature=TEMPERATURE)
         facts = result.as_dict()
         print(f"  {name:34s} tokens per forward {report.number(facts['tokens_per_forward'])}, "
               f"measured speedup {report.number(facts['measured_speedup'])}, ids "
@@ -134,7 +144,8 @@ def main(argv=None):
     print(f"{size / 1e6:.2f} million parameters, {len(documents)} examples, {train.steps} steps; "
           f"checkpoints in {args.out}")
     if not args.fresh and trainer.resume():
-        print(f"going on from step {trainer.step} (--fresh starts over)")
+        print(f"{'going on from' if trainer.step < train.steps else 'finished before, at'} step "
+              f"{trainer.step} (--fresh starts over)")
     elif heldout:
         show(model, heldout, "before training")
     if trainer.step < train.steps:
@@ -151,9 +162,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
-        sys.exit(f"train.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command goes on from the last checkpoint")
+    report.run_script(main, "stopped; the same command goes on from the last checkpoint")

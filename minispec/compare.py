@@ -10,10 +10,9 @@ Read first: generate.py, stats.py. Proven by: tests/test_compare.py, tests/test_
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from .backend import to_host
 from .generate import generate, prompt_ids
+from .growing import chain
 from .stats import Comparison, DecodeStats
 
 
@@ -63,13 +62,25 @@ class Result:
 
     def as_dict(self):
         """The figures as plain numbers, for `decode.py --json`."""
-        stats, plain = self.speculative, self.plain
-        figures = self.comparison.as_dict() if self.comparison else dict.fromkeys(
-            ("cost_ratio", "predicted_speedup", "measured_speedup"))
-        return {"identical": self.identical, **figures,
-                "tokens_per_forward": stats.tokens_per_forward, "accept_rate": stats.accept_rate,
-                "plain_tokens_per_second": plain.tokens_per_second,
-                "speculative_tokens_per_second": stats.tokens_per_second}
+        stats = self.speculative
+        speeds = dict.fromkeys(("cost_ratio", "predicted_speedup", "measured_speedup",
+                                "plain_tokens_per_second", "speculative_tokens_per_second"))
+        if self.comparison:
+            speeds.update(self.comparison.as_dict(),
+                          plain_tokens_per_second=self.plain.tokens_per_second,
+                          speculative_tokens_per_second=stats.tokens_per_second)
+        return {"identical": self.identical, **speeds,
+                "tokens_per_forward": stats.tokens_per_forward, "accept_rate": stats.accept_rate}
+
+
+def logits_after(model, prompt, new_ids):
+    """The logits that plain decoding of `prompt` sees after it has emitted `new_ids`.   -> (V,)"""
+    cache = model.new_cache()
+    out = model.prefill(cache, prompt_ids(model, prompt))
+    for token in new_ids:
+        out = model.step(cache, chain(token, []))
+        cache.keep([0])
+    return to_host(out.logits[-1])                        # (V,)
 
 
 def first_difference(model, prompt, plain, speculative):
@@ -81,8 +92,7 @@ def first_difference(model, prompt, plain, speculative):
         if x != y:
             margin = None
             if x is not None and y is not None:
-                ids = prompt_ids(model, prompt) + plain[:index]
-                row = to_host(model.logits(np.array(ids))[-1])    # (V,)
+                row = logits_after(model, prompt, plain[:index])  # (V,)
                 margin = abs(float(row[x]) - float(row[y]))
             return Difference(index, x, y, margin)
     return None
@@ -92,7 +102,10 @@ def compare(model, prompts, runs=3, drafter="streams", tree=None, progress=None,
     """Decode every prompt plainly and speculatively, `runs` times in turn -> Result.
 
     settings: those of `generate` but for drafter and tree. progress: called after every prompt.
+    Raises ValueError for no prompts or no runs, and what `generate` raises.
     """
+    if not prompts or runs < 1:
+        raise ValueError(f"{len(prompts)} prompts and {runs} runs, expected 1 or more of each")
     pairs, plain_runs, speculative_runs = [], [], []
     # warm-up, not counted: first calls allocate and fill caches
     generate(model, prompts[0], drafter=drafter, tree=tree, **settings)

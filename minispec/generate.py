@@ -21,11 +21,11 @@ from .config import TreeConfig
 from .drafters import Drafter
 from .drafters.prompt_lookup import PromptLookup
 from .drafters.streams import Streams
+from .growing import chain
 from .model import StreamStates
 from .sampling import check_sampling, choose_token, coins, filter_probs
 from .stats import DecodeStats, Step
 from .stopping import StopRules
-from .growing import chain
 from .verify import typical_inputs, typical_walk, walk
 
 

@@ -7,7 +7,7 @@ know. `full_product` and `best_first` take one list of guesses per depth, the sa
 
 Read first: tree.py. Read next: drafters/streams.py (who calls this).
 Paper: Speculative Streaming (PMLR v262, 2024) sec. 3.1.3; `full_product` is its tree.
-Proven by: tests/test_tree.py (every builder against brute force).
+Proven by: tests/test_growing.py (every builder against brute force).
 """
 
 import heapq

@@ -12,6 +12,8 @@ import sys
 from .text import TextStream
 
 RESET = "\033[0m"
+# What a user's input can cause. Anything else is a bug, and shows its traceback.
+USER_ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError)
 STYLES = {
     "prompt": "\033[2m",                 # dim: what was given
     "bonus": "\033[1;38;5;39m",          # bold blue: the model's own token, one per pass
@@ -21,9 +23,9 @@ STYLES = {
 
 
 def wants_colour(stream=None):
-    """True if `stream` is a terminal and NO_COLOR is not set (no-color.org)."""
+    """True if `stream` is a terminal and NO_COLOR is unset or empty (no-color.org)."""
     stream = stream or sys.stdout
-    return "NO_COLOR" not in os.environ and hasattr(stream, "isatty") and stream.isatty()
+    return not os.environ.get("NO_COLOR") and hasattr(stream, "isatty") and stream.isatty()
 
 
 def paint(text, style, colour):
@@ -41,12 +43,12 @@ def token_pieces(output, tokenizer):
     """
     kinds = [kind for step in output.steps
              for kind in ["accepted"] * step.accepted + ["bonus"] * (not step.cut)]
-    stream, pieces, left = TextStream(tokenizer), [], len(output.text)
+    stream, pieces, left, kind = TextStream(tokenizer), [], len(output.text), "bonus"
     for token, kind in zip(output.ids, kinds):            # a stop string may have cut ids off
         text = stream.push([token])[:left]
         left -= len(text)
         pieces.append((text, kind))
-    pieces.append((stream.finish()[:left], "bonus"))
+    pieces.append((stream.finish()[:left], kind))
     return [(text, kind) for text, kind in pieces if text]
 
 
@@ -111,3 +113,22 @@ def differences(result):
             lines.append(f"prompt {number_}: ids differ at new token {d.index}: plain "
                          f"{d.plain_id}, speculative {d.speculative_id}; {margin}")
     return lines
+
+
+def run_script(main, interrupted="interrupted"):
+    """Run a script's `main` and leave with the status it returns.
+
+    What a user can cause ends with one line on stderr and status 1, Ctrl-C with a line and 130.
+    """
+    try:
+        status = main()
+        sys.stdout.flush()                                # a closed pipe shows here at the latest
+    except BrokenPipeError:                               # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except USER_ERRORS as error:
+        status = f"{os.path.basename(sys.argv[0])}: {error}"
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        status = 130
+    sys.exit(status)

@@ -15,7 +15,7 @@ import numpy as np
 
 from .attention import rope_table
 from .backend import get_xp, scatter_add
-from .masks import View, stream_positions
+from .masks import stream_positions
 from .rope_scaling import rope_stretch
 from .transformer import Call, block_backward, block_forward
 

@@ -105,8 +105,12 @@ class Tokenizer:
     def encode(self, text, bos=True):
         """Ids of text, a list of int. With bos, exactly one BOS in front if this tokenizer has one,
         whether or not the text already begins with it.
+        Raises: ValueError if text is no str, or one with half of a surrogate pair.
         """
-        ids = self.inner.encode(text, add_special_tokens=False).ids
+        try:
+            ids = self.inner.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise ValueError(f"{text!r:.60} is not a str of whole characters") from None
         if bos and ids[: len(self.front)] != self.front:
             return self.front + ids
         return ids

@@ -178,6 +178,7 @@ class Trainer:
         for name, value in tensors.items():
             target = moments[name] if name in moments else params[name[len("param."):]]
             target[...] = self.model.xp.asarray(value)
+        self.model.unpack()
         self.step, self.optimizer.updates, self.empty = step, updates, empty
         return True
 

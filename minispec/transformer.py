@@ -283,12 +283,12 @@ def embed_backward(dx, cache, grads):
         scatter_add(grads["embed.tokens"], ids, dx)
 
 
-def head_logits(params, x, head=None):
-    """Logits of normed rows.   x (..., C) -> (..., V).   head: the head matrix, if a copy of it
-    is at hand that multiplies faster."""
+def head_logits(params, x, product=None):
+    """Logits of normed rows.   x (..., C) -> (..., V).   product: x -> x @ head matrix, if there
+    is a faster way to multiply."""
     if "head.project.w" in params:
         x = x @ params["head.project.w"]                  # (..., E)
-    logits = x @ (head_matrix(params) if head is None else head)  # (..., V)
+    logits = x @ head_matrix(params) if product is None else product(x)   # (..., V)
     if "head.b" in params:
         logits += params["head.b"]
     return logits

@@ -192,3 +192,14 @@ def test_scatter_add_refuses_what_does_not_fit(cp, a):
         for bad in (4, -5):
             with pytest.raises(IndexError):
                 backend.scatter_add(np.zeros((4, wide)), np.array([bad]), np.ones((1, wide)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("columns", [1, 63, 64, 65, 200])
+def test_packed_matmul_equals_matmul(rows, columns):
+    rng = np.random.default_rng(rows)
+    x, w = rng.normal(size=(rows, 7)), rng.normal(size=(7, columns))
+    for dtype, tolerance in (("float64", 1e-13), ("float32", 1e-5)):
+        y = backend.packed_matmul(x.astype(dtype), backend.pack_columns(w.astype(dtype)), columns)
+        assert y.shape == (rows, columns) and y.dtype == dtype
+        assert np.abs(y - x @ w).max() < tolerance

@@ -11,6 +11,8 @@ import types
 
 import numpy as np
 import pytest
+import strict_cupy
+import strict_cupy_array
 from tiny_models import CONFIG, LAYERNORM, STREAMS, FixedLoader, texts, tiny_model
 
 from minispec import attention, layers
@@ -132,6 +134,27 @@ def test_both_dtypes_compute_the_same(dtype):
     """float32 is the same model, rounded: not another one."""
     want = tiny_model(dtype="float64").logits([3, 9, 4, 7])
     np.testing.assert_allclose(tiny_model(dtype=dtype).logits([3, 9, 4, 7]), want, atol=1e-4)
+
+
+# --- what becomes of no argument and no result --------------------------------------------------
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_double_is_ever_made_on_the_device(monkeypatch, name):
+    """The stand-in for CuPy sees each single operation, also those that end in a float32 array."""
+    cp = strict_cupy.install(monkeypatch)
+    device, made, original = case(name, "float32").to(cp), set(), strict_cupy_array.box
+
+    def box(host):
+        made.add(host.dtype.name)
+        return original(host)
+
+    for module in (strict_cupy, strict_cupy_array):
+        monkeypatch.setattr(module, "box", box)
+    list(Trainer(device, FixedLoader([texts(3)]), TrainConfig(steps=2, batch=3)).run())
+    for tree in TREES.values():
+        if not tree.prunes or "prune.down" in device.params:
+            generate(device, [3, 4, 5], 6, "streams", tree=tree)
+    assert "float32" in made and not made & {"float64", "float16"}
 
 
 # --- the watch sees each of these ---------------------------------------------------------------

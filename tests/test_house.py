@@ -50,6 +50,14 @@ def test_functions_are_short(path):
     assert long == []
 
 
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "__init__.py"], ids=label)
+def test_nothing_is_imported_for_nothing(path):
+    nodes = list(ast.walk(TREES[path]))
+    imported = {(a.asname or a.name).partition(".")[0] for n in nodes
+                if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+    assert imported - {n.id for n in nodes if isinstance(n, ast.Name)} == set()
+
+
 # --- imports point one way ----------------------------------------------------------------------
 
 # A module imports only what stands before it.

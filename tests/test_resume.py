@@ -116,6 +116,19 @@ def test_a_finished_run_has_nothing_to_do(tmp_path, straight):
     assert_same(again, straight)
 
 
+def test_what_decoding_had_packed_is_not_used_after_a_resume(tmp_path, straight):
+    """A model from `load` carries a copy of its head; loading other values makes it stale."""
+    list(training_run.trainer(tmp_path, TRAIN).run())
+    trainer = training_run.trainer(tmp_path, TRAIN)
+    trainer.model.pack()
+    assert trainer.resume()
+    np.testing.assert_array_equal(trainer.model.logits([3, 4]), straight.model.logits([3, 4]))
+    trainer = training_run.trainer(None, TRAIN)
+    trainer.model.pack()
+    list(trainer.run())
+    np.testing.assert_array_equal(trainer.model.logits([3, 4]), straight.model.logits([3, 4]))
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 def saved(folder):
