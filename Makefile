@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install decode train test test-all gradcheck lossless ablation loc clean
+.PHONY: help install decode train test test-all gradcheck lossless parity ablation loc clean
 
 help:  ## this list, and what was found on this machine
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s'|'
@@ -36,6 +36,10 @@ gradcheck: install  ## gradients against finite differences, and the bugs that t
 
 lossless: install  ## speculative ids equal plain ids, hundreds of random cases
 	$(BIN)/python -m pytest tests/test_lossless.py
+
+parity: install  ## logits and texts against the transformers that is installed; MODELS="DIR ..." adds real models
+	@$(BIN)/python -c "import torch, transformers" || { echo "needs the reference tools: $(BIN)/pip install -e '.[dev]'"; exit 1; }
+	$(BIN)/python tests/parity.py $(wildcard ../shared/models/stories260K) $(MODELS)
 
 ablation: install  ## the paper's pruning ablation on weights/tiny -> docs/pruning.md
 	$(BIN)/python bench.py pruning --write docs/pruning.md

@@ -111,7 +111,7 @@ GPT2 = Family(
      "blocks.{}.mlp.down": "h.{}.mlp.c_proj", "norm": "ln_f", "head": "lm_head"},
     prefixes=("transformer.", ""), out_in=False,
     only=(("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)),
-    buffers=(r"h\.\d+\.attn\.(masked_)?bias",))           # the causal mask; c_attn.bias is no buffer
+    buffers=(r"h\.\d+\.attn\.(masked_)?bias",))           # the causal mask, not c_attn.bias
 
 GPT_NEOX = Family(                      # Pythia
     "GPTNeoXForCausalLM",

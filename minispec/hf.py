@@ -22,6 +22,7 @@ from .families import FAMILIES
 from .hf_config import read_config, write_config
 from .hf_names import full_name, join, match, sources, split
 from .model import Model
+from .parameters import base_shapes
 from .tensorfile import FLOATS, TensorFile, write_tensor_file
 from .text import Tokenizer
 from .weights import read_json, write_atomically
@@ -44,8 +45,8 @@ class Shards:
             paths = [os.path.join(folder, f) for f in dict.fromkeys(self.home.values())]
             missing = sorted(os.path.basename(p) for p in paths if not os.path.isfile(p))
             if missing:
-                raise FileNotFoundError(f"{folder}: {', '.join(missing)} missing, named by {INDEX}; "
-                                        "the download may be incomplete")
+                raise FileNotFoundError(f"{folder}: {', '.join(missing)} missing, named by "
+                                        f"{INDEX}; the download may be incomplete")
         else:
             paths = [os.path.join(folder, "model.safetensors")]
         self.files = [TensorFile(path) for path in paths]
@@ -124,7 +125,7 @@ def read_params(family, config, shards, plan, xp, dtype):
             parts = split(family, config, ours, shards.read(name, dtype)) if ours else []
             params.update((n, xp.asarray(part)) for n, part in zip(ours, parts))
             bar.update(sizes[name])
-    return params
+    return {n: params[n] for n in base_shapes(config)}    # in our order, not the file's
 
 
 def save_hf(folder, model, family, dtype="float32"):

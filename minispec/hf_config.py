@@ -28,7 +28,7 @@ def present(settings):
 
 
 def read_config(path, settings, generation=None):
-    """ModelConfig and Family of a config.json (a dict), with generation_config.json if there is one.
+    """ModelConfig and Family of a config.json and, if there is one, generation_config.json (dicts).
 
     Raises ValueError naming `path`, the key and its value: family or feature not supported, a key
     missing, a value of a wrong type.
@@ -56,11 +56,13 @@ def build(family, found, generation):
     for field, key in family.keys.items():
         values[field] = value_of(found, key)
     refuse(family, found)
-    whole = all(type(values[n]) is int and values[n] > 0 for n in ("width", "heads"))
+    for field in ("width", "heads"):
+        if type(values[field]) is not int or values[field] < 1:
+            raise ValueError(f"ModelConfig.{field} is {values[field]!r}, expected 1 or more")
     if values.get("head_dim") is None:
-        if not whole or values["width"] % values["heads"]:
-            raise ValueError(f"{family.keys['width'].name} is {values['width']!r}, expected a "
-                             f"multiple of the {values['heads']!r} heads")
+        if values["width"] % values["heads"]:
+            raise ValueError(f"ModelConfig.width is {values['width']}, expected a multiple of the "
+                             f"{values['heads']} heads")
         values["head_dim"] = values["width"] // values["heads"]
     if values.get("kv_heads") is None:
         values["kv_heads"] = values["heads"]
@@ -111,7 +113,7 @@ def rope_settings(family, found, head_dim):
     """{field: value} of everything rotary."""
     rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
     if not isinstance(rope, dict) or any(isinstance(v, dict) for v in rope.values()):
-        raise ValueError(f"rope_parameters is {rope!r}, expected one set of settings for all layers")
+        raise ValueError(f"rope_parameters is {rope!r}, expected one set for all layers")
     rope = present(rope)
     theta = rope.get("rope_theta", found.get(family.theta, found.get("rope_theta", 10000.0)))
     values = {"rope_theta": theta, **scaling(rope, found)}

@@ -25,8 +25,9 @@ from .transformer import Call, block_backward, block_forward
 def insert_forward(params, streams, main, positions):
     """s[t, g] = f(m[t]) + P[g].   main (B, S, C), positions (1 or B, S) -> (B, S*G, C).   eq. 3.
 
-    positions: entries of the table of learned positions (config.position_offset included). With learned positions and streams "ahead", the row also moves from position t to t + g:
-    + E[t+g] - E[t] of the position table (at its end: the last entry).
+    With learned positions and streams "ahead", the row also moves from position t to t + g:
+    + E[t+g] - E[t] of the position table (at its end: the last entry). `positions` are entries of
+    that table, config.position_offset included.
     cache: main, main @ down, position ids of the rows and of the streams, batch shape.
     """
     xp = get_xp(main)

@@ -94,8 +94,8 @@ class TensorFile:
         F64, F32, F16 and BF16."""
         entry = self.entries[name]
         if entry.dtype not in FLOATS:
-            raise ValueError(f"{self.path}: unsupported dtype {entry.dtype} of {name}, expected one "
-                             f"of {', '.join(FLOATS)}")
+            raise ValueError(f"{self.path}: unsupported dtype {entry.dtype} of {name}, expected "
+                             f"one of {', '.join(FLOATS)}")
         if entry.begin == entry.end:
             return np.empty(entry.shape, dtype)           # shape
         raw = np.frombuffer(self.map, FLOATS[entry.dtype], math.prod(entry.shape), entry.begin)
@@ -122,7 +122,7 @@ def to_bfloat16(array):
 
 
 def write_tensor_file(path, tensors, dtype="float32"):
-    """Write {name: array of either library} as safetensors in `dtype`, tensor by tensor, atomically.
+    """Write {name: array of either library} as safetensors in `dtype`, one by one, atomically.
 
     NOTE: the bytes are those of a C-contiguous copy: the memory of a transposed or strided array
     would come back scrambled without any error (case H-01).

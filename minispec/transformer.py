@@ -295,7 +295,8 @@ def head_logits(params, x, product=None):
 
 
 def head_matrix(params):
-    """(C, V), or (E, V) behind a projection: the output head; the transposed input embedding where the two are tied."""
+    """(C, V), or (E, V) behind a projection: the output head; the transposed input embedding where
+    the two are tied."""
     head = params.get("head.w")
     return params["embed.tokens"].T if head is None else head
 
