@@ -139,6 +139,7 @@ def main(argv=None):
     model = build(args, examples)
     documents = encode_examples(examples, model.tokenizer, model.config)
     loader = Loader(documents, train.batch, model.streams.count, train.seed)
+    os.makedirs(args.out, exist_ok=True)                  # if that fails, then before the work
     trainer = Trainer(model, loader, train, args.out)
     size = sum(p.size for p in model.params.values())
     print(f"{size / 1e6:.2f} million parameters, {len(documents)} examples, {train.steps} steps; "
@@ -152,7 +153,8 @@ def main(argv=None):
         print("", flush=True)
         progress(trainer, train)
         if trainer.step < train.steps:
-            print(f"stopped at step {trainer.step}, which is saved; the same command goes on")
+            print(f"stopped at step {trainer.step}, which is saved; the same command goes on"
+                  if trainer.step else "stopped before the first step; nothing is saved")
             return 130
     save_model(args.out, model, "float16" if args.float16 else "float32")
     if heldout:

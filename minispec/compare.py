@@ -42,7 +42,10 @@ class Pair:
 
 @dataclass
 class Result:
-    """All prompts. `comparison` holds the speeds, None unless all ids agree."""
+    """All prompts, each by its first run or by the first that differs.
+
+    comparison: the speeds, None unless all ids of all runs agree.
+    """
 
     pairs: list
     comparison: Comparison
@@ -112,14 +115,17 @@ def compare(model, prompts, runs=3, drafter="streams", tree=None, progress=None,
     generate(model, prompts[0], **settings)
     for number in range(runs):
         plain_stats, speculative_stats = DecodeStats(), DecodeStats()
-        for prompt in prompts:
+        for i, prompt in enumerate(prompts):
             plain = generate(model, prompt, **settings)
             speculative = generate(model, prompt, drafter=drafter, tree=tree, **settings)
             plain_stats, speculative_stats = (plain_stats + plain.stats,
                                               speculative_stats + speculative.stats)
+            pair = Pair(prompt, plain, speculative, first_difference(
+                model, prompt, plain.ids, speculative.ids))
             if number == 0:
-                pairs.append(Pair(prompt, plain, speculative, first_difference(
-                    model, prompt, plain.ids, speculative.ids)))
+                pairs.append(pair)
+            elif pair.difference is not None and pairs[i].difference is None:
+                pairs[i] = pair                           # a machine that computes otherwise now
             if progress:
                 progress()
         plain_runs.append(plain_stats)

@@ -7,7 +7,8 @@ depends on the text before it and on the coin of (seed, position), never on the 
 
     draft -> model.step -> choose_token -> verify.walk -> StopRules.push -> cache.keep
 
-Read first: model.py, tree.py, verify.py, stopping.py. Proven by: tests/test_lossless.py.
+Read first: model.py, tree.py, verify.py, stopping.py. Proven by: tests/test_lossless.py,
+tests/test_generate.py.
 """
 
 import time

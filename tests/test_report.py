@@ -7,6 +7,7 @@ line; a figure that does not exist is a dash; run_script gives one line and the 
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from scripted import Oracle, Scripted
@@ -20,8 +21,7 @@ from minispec.model import Model
 from minispec.stats import DecodeStats, Step
 from minispec.text import Tokenizer
 
-PROMPT = [3, 5, 8]
-TOKENIZER = Tokenizer.train(["the cat sat on the mat", "a hat and a bat; the rat ate oats"] * 9, 280)
+TOKENIZER = Tokenizer.train(["the cat sat on the mat", "a hat and a bat ate oats"] * 9, 280)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,13 @@ def test_a_character_spread_over_tokens_has_the_kind_of_its_last():
         pieces = report.token_pieces(handmade("1€2", counts), TOKENIZER)
         assert [piece for piece, _ in pieces] == list("1€2")
         assert pieces[1][1] == euro and pieces[2][1] == "bonus"
+
+
+def test_a_stop_string_that_starts_inside_a_token_cuts_its_piece():
+    ids = TOKENIZER.encode("1the", bos=False)
+    assert [TOKENIZER.decode([i]) for i in ids] == ["1", "the"]
+    out = replace(handmade("1the", [1]), text="1t")       # as with the stop string "he"
+    assert report.token_pieces(out, TOKENIZER) == [("1", "bonus"), ("t", "accepted")]
 
 
 def test_the_rest_of_a_broken_character_keeps_its_kind():
