@@ -32,10 +32,11 @@ def linear_forward(x, w, b=None):
     return y, (x, w)
 
 
-def linear_backward(dy, cache, need_dw=True):
-    """dy (..., O) -> dx (..., I), dw (I, O) or None, db (O,).
+def linear_backward(dy, cache, need_dw=True, need_db=True):
+    """dy (..., O) -> dx (..., I), dw (I, O) or None, db (O,) or None.
 
-    `need_dw=False` leaves out the product that a frozen matrix does not need.
+    `need_dw=False` leaves out the product that a frozen matrix does not need, `need_db=False` the
+    sum of a bias that is frozen or not there.
     """
     x, w = cache
     # forward: y = x @ w + b
@@ -43,7 +44,7 @@ def linear_backward(dy, cache, need_dw=True):
     rows_x = x.reshape(-1, x.shape[-1])                   # (rows, I)
     rows_dy = dy.reshape(-1, dy.shape[-1])                # (rows, O)
     dw = rows_x.T @ rows_dy if need_dw else None          # (I, O)
-    db = rows_dy.sum(axis=0)                              # (O,)
+    db = rows_dy.sum(axis=0) if need_db else None         # (O,)
     return dx, dw, db
 
 

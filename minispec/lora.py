@@ -37,7 +37,8 @@ def project_backward(dy, cache, params, grads, name):
     x, low, (scale, first) = cache
     w = name + ".w"
     # forward: y = x @ w + b
-    dx, dw, db = linear_backward(dy, (x, params[w]), need_dw=w in grads)
+    dx, dw, db = linear_backward(dy, (x, params[w]), need_dw=w in grads,
+                                 need_db=name + ".b" in grads)
     if w in grads:
         grads[w] += dw
     if name + ".b" in grads:
@@ -46,10 +47,11 @@ def project_backward(dy, cache, params, grads, name):
         return dx
     # forward: y[first:] += scale * (x[first:] @ a) @ b
     dupdate = dy[:, first:] * scale                       # (B, adapted rows, O)
-    dlow, db_, _ = linear_backward(dupdate, (low, params[name + ".lora_b"]))
-    da_x, da, _ = linear_backward(dlow, (x[:, first:], params[name + ".lora_a"]))
+    trained = name + ".lora_a" in grads
+    dlow, db_, _ = linear_backward(dupdate, (low, params[name + ".lora_b"]), trained, False)
+    da_x, da, _ = linear_backward(dlow, (x[:, first:], params[name + ".lora_a"]), trained, False)
     dx[:, first:] += da_x
-    if name + ".lora_a" in grads:
+    if trained:
         grads[name + ".lora_a"] += da
         grads[name + ".lora_b"] += db_
     return dx

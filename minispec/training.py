@@ -1,7 +1,7 @@
 """The training loop: steps, checkpoints, and a resume that changes nothing.
 
-A checkpoint is one safetensors file with parameters, moments and the step count, written
-atomically. Data order and learning rate depend on (seed, step) alone. So a run that is killed and
+A checkpoint is one safetensors file with the trained parameters, their moments and the step count,
+written atomically. Data order and learning rate depend on (seed, step) alone. So a run that is killed and
 resumed gives, bit for bit, the parameters of a run that never stopped.
 
 Read first: objective.py, optim.py, data.py. Proven by: tests/test_training.py,
@@ -40,10 +40,14 @@ class Report:
 
 
 class Trainer:
-    """Trains `model` on batches from `loader[0], loader[1], ...` (data.Loader)."""
+    """Trains `model` on batches from `loader[0], loader[1], ...` (data.Loader).
 
-    def __init__(self, model, loader, train, folder=None):
+    base: adapter.base_hash of the model below an adapter, which a resumed run must have too.
+    """
+
+    def __init__(self, model, loader, train, folder=None, base=None):
         self.model, self.loader, self.train, self.folder = model, loader, train, folder
+        self.base = base
         self.step, self.empty, self.stopping = 0, 0, False
         self.names = trainable_names(model.params, model.streams)
         self.optimizer = AdamW(self.names, model.params, train)
@@ -142,11 +146,12 @@ class Trainer:
         """What a checkpoint must agree on for a resume to make sense."""
         return {"model": self.model.config.as_dict(),
                 "streams": self.model.streams.as_dict() if self.model.streams else None,
-                "train": self.train.as_dict(), "documents": len(self.loader.documents)}
+                "train": self.train.as_dict(), "documents": len(self.loader.documents),
+                "base": self.base}
 
     def save(self):
-        """Write the checkpoint of this step."""
-        tensors = {f"param.{n}": a for n, a in self.model.params.items()}
+        """Write the checkpoint of this step: what is trained; a frozen base has its own file."""
+        tensors = {f"param.{n}": self.model.params[n] for n in self.names}
         tensors.update(self.optimizer.state())
         tensors["step"] = np.array([self.step, self.optimizer.updates, self.empty])
         settings = json.dumps(self.settings(), sort_keys=True)
@@ -172,7 +177,7 @@ class Trainer:
             raise ValueError(f"{path}: not a training checkpoint") from None
         self.compare(path, settings)
         params, moments = self.model.params, self.optimizer.state()
-        shapes = {f"param.{n}": a.shape for n, a in params.items()}
+        shapes = {f"param.{n}": params[n].shape for n in self.names}
         shapes.update({n: a.shape for n, a in moments.items()})
         check_shapes(path, tensors, shapes)
         for name, value in tensors.items():
@@ -190,9 +195,9 @@ class Trainer:
             there, mine = settings.get(part) or {}, here[part] or {}
             differ += [f"{part}.{key}: {there.get(key)} there, {mine.get(key)} here"
                        for key in {**there, **mine} if there.get(key) != mine.get(key)]
-        if settings.get("documents") != here["documents"]:
-            differ.append(f"training documents: {settings.get('documents')} there, "
-                          f"{here['documents']} here")
+        for key, name in (("documents", "training documents"), ("base", "base model")):
+            if settings.get(key) != here[key]:
+                differ.append(f"{name}: {settings.get(key)} there, {here[key]} here")
         if differ:
             raise ValueError(f"{path} was made with other settings ({'; '.join(differ)}); use "
                              "another folder, or the same settings")

@@ -224,11 +224,12 @@ class Problem:
                 n = n_start if self.weights["detach"] else n
             return transition(n, before, *maps)
 
-        def held_exit(params, config, grads, h, targets, weights):
+        def held_exit(params, config, grads, h, targets, weights, columns=None):
             if not self.held["exit"]:
                 self.held["exit"].append(h.copy())
             params = {n: a if n.startswith("prune.") else self.start[n] for n, a in params.items()}
-            return exit_loss(params, config, {}, self.held["exit"][0], targets, weights)
+            return exit_loss(params, config, {}, self.held["exit"][0], targets, weights,
+                             columns)
 
         with mock.patch.object(objective, "transition_forward", held_transition), \
                 mock.patch.object(objective, "exit_loss", held_exit), \
