@@ -272,35 +272,6 @@ class TrainConfig(Checked):
             self.need(0 <= value < 1, f"{name} is {value}, expected 0 or more and less than 1")
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A named training run: model, streams, training, and its data (examples per task)."""
-
-    model: ModelConfig
-    streams: StreamConfig
-    train: TrainConfig
-    tasks: tuple
-    examples: int
-
-
-PRESETS = {
-    # what `python train.py` does: minutes, to watch streams learn
-    "demo": Preset(
-        ModelConfig(vocab_size=512, width=128, layers=4, heads=4, kv_heads=2, head_dim=32,
-                    mlp_width=320),
-        StreamConfig(count=3, layers=2, transition_rank=64),
-        TrainConfig(steps=500, batch=16, lr=4e-3, warmup=50, stream_weight=0.2,
-                    transition_weight=0.2),
-        tasks=("sentence",), examples=4000),
-    # how weights/tiny was made: about an hour
-    "tiny": Preset(
-        ModelConfig(), StreamConfig(count=3, layers=2, transition_rank=96),
-        TrainConfig(steps=6000, batch=16, lr=3e-3, warmup=100, stream_weight=0.2,
-                    transition_weight=0.2, checkpoint_every=250),
-        tasks=("sql", "dialogue", "sentence"), examples=32000),
-}
-
-
 def add_flags(parser, cls, skip=(), defaults=None, rename=None):
     """One flag per field of the dataclass `cls` (name with dashes), help and default included.
 

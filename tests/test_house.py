@@ -66,7 +66,7 @@ ORDER = ("config backend masks layers lora attention rope_scaling parameters tra
          "verify sampling text stopping stats drafters drafters.prompt_lookup drafters.streams "
          "generate compare report weights tensorfile families hf_config hf_names hf trunk adapter "
          "loading "
-         "training words task_sql task_dialogue task_sentence tasks found").split()
+         "training presets fine_tune words task_sql task_dialogue task_sentence tasks found").split()
 INDEPENDENT = "tree growing verify sampling stats text stopping report masks config".split()
 
 
