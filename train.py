@@ -14,10 +14,6 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")        # our own threads share the work
 
 import argparse
-import signal
-import sys
-
-from tqdm import tqdm
 
 from minispec import report, tasks
 from minispec.compare import compare
@@ -32,7 +28,7 @@ from minispec.model import Model
 from minispec.parameters import init_params
 from minispec.presets import PRESETS
 from minispec.text import Tokenizer
-from minispec.training import Trainer
+from minispec.training import Trainer, with_progress
 from minispec.weights import save_model
 
 # fields of StreamConfig whose names ModelConfig uses too, or that say too little as a flag
@@ -108,8 +104,6 @@ def build(args, examples):
         draft_ids = choose_draft_ids(documents, streams.draft_vocab, config.eos_ids)
     model = Model(config, init_params(config, streams, args.seed), streams, tokenizer, draft_ids)
     loader = Loader(documents, train.batch, streams.count, train.seed, model.draft_index)
-    if train.epochs:
-        train = train.replace(steps=max(1, train.epochs * len(loader) // train.accumulate))
     return Trainer(model, loader, train, args.out)
 
 
@@ -143,30 +137,6 @@ def show(model, prompts, title, runs=1):
     return result
 
 
-def progress(trainer):
-    """Run the steps under a bar with loss, accuracy per stream and tokens/s.
-
-    The first Ctrl-C finishes the step at hand and saves it; a second one stops at once.
-    """
-    def interrupt(signal_number, frame):
-        trainer.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, interrupt)
-    bar = tqdm(total=trainer.train.steps, initial=trainer.step, unit="step", dynamic_ncols=True,
-               mininterval=0.2 if sys.stderr.isatty() else 30)
-    for step in trainer.run():
-        bar.update()
-        if step.step % 10 == 0:
-            m = step.metrics
-            hits = " ".join(f"{m.accuracy(k):.2f}" for k in m.count if k.startswith("stream"))
-            bar.set_postfix_str(f"loss {report.number(m.mean_loss('main'))} "
-                                f"acc {report.number(m.accuracy('main'))} | streams {hits} | "
-                                f"{step.tokens / step.seconds:.0f} tok/s")
-    bar.close()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def main(argv=None):
     args = parse(argv)
     examples, heldout = load_data(args)
@@ -183,7 +153,7 @@ def main(argv=None):
         show(model, heldout, "before training")
     if trainer.step < train.steps:
         print("", flush=True)
-        progress(trainer)
+        with_progress(trainer)
         if trainer.step < train.steps:
             print(f"stopped at step {trainer.step}, which is saved; the same command goes on"
                   if trainer.step else "stopped before the first step; nothing is saved")

@@ -264,8 +264,8 @@ class TrainConfig(Checked):
     def check(self):
         self.at_least(1, "steps", "batch", "accumulate", "workers", "segments",
                       "checkpoint_every")
-        self.at_least(0, "epochs", "min_lr", "warmup", "weight_decay", "main_weight", "stream_weight",
-                      "transition_weight", "seed")
+        self.at_least(0, "epochs", "min_lr", "warmup", "weight_decay", "main_weight",
+                      "stream_weight", "transition_weight", "seed")
         self.positive("lr", "clip")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)

@@ -27,7 +27,7 @@ def prepare(base, examples, streams, train, folder, max_tokens=0):
     """A Trainer for an adapter on `base` (a plain Model) -> FineTuning.
 
     examples: dicts with prompt and completion. streams: StreamConfig; its embed_scale is set to the
-    size of the base's hidden states. train: TrainConfig; with `epochs` its steps are counted here.
+    size of the base's hidden states. train: TrainConfig.
     folder: of the trunk and the checkpoints. max_tokens: longest text, 0: the model's context.
     Raises ValueError if nothing can be trained.
     """
@@ -48,8 +48,5 @@ def prepare(base, examples, streams, train, folder, max_tokens=0):
         trunk = Trunk(model, origin, documents, os.path.join(folder, "trunk"),
                       workers=train.workers)
     loader = Loader(documents, train.batch, streams.count, train.seed, model.draft_index, trunk)
-    if train.epochs:
-        steps = train.epochs * len(loader) // train.accumulate
-        train = train.replace(steps=max(1, steps))
     trainer = Trainer(model, loader, train, folder, origin)
     return FineTuning(trainer, len(examples) - len(documents), cut)

@@ -20,6 +20,7 @@ import numpy as np
 
 from .backend import get_xp
 from .data import NO_TARGET, pad_batch
+from .draft_vocab import head_columns
 from .loss import Metrics, head_loss
 from .masks import View, causal_documents, in_window
 from .parameters import is_base
@@ -44,7 +45,9 @@ class Pass:
         self.model, self.batch, self.grads, self.weights = model, batch, grads, weights
         self.config, self.streams, self.params = model.config, model.streams, model.params
         self.xp = get_xp(self.params["embed.tokens"])
-        self.bottom = model.bottom
+        self.bottom, self.columns = model.bottom, None
+        if model.draft_ids is not None:                   # not the model's copy: the head may train
+            self.columns = head_columns(self.params, model.draft_ids)
         self.main_frozen = (self.streams is not None and self.streams.mode == "lossless"
                             and not any(is_base(n) for n in grads))
         self.metrics = Metrics()
@@ -220,10 +223,10 @@ class Pass:
 
     def draft_loss(self, normed, target, weights):
         """head_loss of stream rows, over the draft vocabulary if there is one."""
-        columns = self.model.draft_columns
-        if columns is not None:
+        if self.columns is not None:
             target = self.model.draft_index[target]       # (n,)  place in the draft vocabulary
-        return head_loss(self.params, self.grads, normed, self.xp.asarray(target), weights, columns)
+        return head_loss(self.params, self.grads, normed, self.xp.asarray(target), weights,
+                         self.columns)
 
     def transition_loss(self, normed, dnormed, group, target, before):
         """Loss of the conditional streams, teacher forced; their gradient is added to dnormed."""
@@ -265,7 +268,7 @@ class Pass:
         rows = x[xp.asarray(b), xp.asarray(t)]            # (n, C)
         loss, hits = exit_loss(self.params, self.config, self.grads, rows, xp.asarray(target),
                                xp.asarray(per_row.astype(str(x.dtype))),
-                               self.model.draft_columns)
+                               self.columns)
         self.metrics.add_rows(["exit"], np.zeros(len(b), dtype=int), loss, hits)
 
 

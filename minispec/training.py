@@ -10,17 +10,21 @@ tests/test_resume.py.
 
 import json
 import os
+import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from tqdm import tqdm
 
 from .backend import synchronize
 from .loss import Metrics
 from .objective import Pass
 from .optim import AdamW, clip, learning_rate
 from .parameters import trainable_names
+from .report import number
 from .weights import check_shapes, read_tensors, write_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -48,6 +52,9 @@ class Trainer:
     def __init__(self, model, loader, train, folder=None, base=None):
         self.model, self.loader, self.train, self.folder = model, loader, train, folder
         self.base = base
+        if train.epochs:
+            steps = train.epochs * len(loader) // train.accumulate
+            self.train = train = train.replace(steps=max(1, steps))
         self.step, self.empty, self.stopping = 0, 0, False
         self.names = trainable_names(model.params, model.streams)
         self.optimizer = AdamW(self.names, model.params, train)
@@ -72,9 +79,9 @@ class Trainer:
         Losses are divided by the targets of the whole step, so that the result does not depend on
         how it is cut into micro-batches (case H-10). A step without any target updates nothing.
         """
-        start, number = time.perf_counter(), self.step * self.train.accumulate
+        start, first = time.perf_counter(), self.step * self.train.accumulate
         self.model.unpack()                               # decoding's copies would go stale
-        batches = [self.loader[number + i] for i in range(self.train.accumulate)]
+        batches = [self.loader[first + i] for i in range(self.train.accumulate)]
         weights = self.weights(sum(b.counts for b in batches))
         metrics, grads = self.gradients(batches, weights)
         lr, norm = learning_rate(self.step, self.train), 0.0
@@ -201,3 +208,27 @@ class Trainer:
         if differ:
             raise ValueError(f"{path} was made with other settings ({'; '.join(differ)}); use "
                              "another folder, or the same settings")
+
+
+def with_progress(trainer):
+    """Run the steps under a bar with loss, accuracy per stream and tokens/s.
+
+    The first Ctrl-C finishes the step at hand and saves it; a second one stops at once.
+    """
+    def interrupt(signal_number, frame):
+        trainer.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, interrupt)
+    bar = tqdm(total=trainer.train.steps, initial=trainer.step, unit="step", dynamic_ncols=True,
+               mininterval=0.2 if sys.stderr.isatty() else 30)
+    for step in trainer.run():
+        bar.update()
+        if step.step % 10 == 0:
+            m = step.metrics
+            hits = " ".join(f"{m.accuracy(k):.2f}" for k in m.count if k.startswith("stream"))
+            bar.set_postfix_str(f"loss {number(m.mean_loss('main'))} "
+                                f"acc {number(m.accuracy('main'))} | streams {hits} | "
+                                f"{step.tokens / step.seconds:.0f} tok/s")
+    bar.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
