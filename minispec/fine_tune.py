@@ -12,6 +12,8 @@ from .draft_vocab import choose_draft_ids
 from .training import Trainer
 from .trunk import Trunk, hidden_size
 
+EMBED_SCALE = 1.0                   # of the stream embeddings, in units of the hidden states' size
+
 
 @dataclass
 class FineTuning:
@@ -33,7 +35,7 @@ def prepare(base, examples, streams, train, folder, max_tokens=0):
     """
     if base.tokenizer is None:
         raise ValueError("the base model has no tokenizer.json, so no text can be trained on")
-    base.unpack()                                         # decoding's copies: a head's worth of memory
+    base.unpack()                                         # decoding's copy of the head
     documents = encode_examples(examples, base.tokenizer, base.config, max_tokens)
     longest = min(base.config.max_positions, max_tokens or base.config.max_positions) + 1
     cut = sum(len(d.ids) == longest and d.ids[-1] not in base.config.eos_ids for d in documents)
@@ -41,7 +43,7 @@ def prepare(base, examples, streams, train, folder, max_tokens=0):
     if streams.draft_vocab:
         draft_ids = choose_draft_ids(documents, streams.draft_vocab, base.config.eos_ids)
     model = attach(base, streams, train.seed, draft_ids)
-    streams = streams.replace(embed_scale=round(hidden_size(model, documents), 4))
+    streams = streams.replace(embed_scale=round(EMBED_SCALE * hidden_size(model, documents), 4))
     model = attach(base, streams, train.seed, draft_ids)
     origin, trunk = base_hash(base), None
     if not streams.lora_all_layers:

@@ -1,8 +1,8 @@
 """The training loop: steps, checkpoints, and a resume that changes nothing.
 
-A checkpoint is one safetensors file with the trained parameters, their moments and the step count,
-written atomically. Data order and learning rate depend on (seed, step) alone. So a run that is killed and
-resumed gives, bit for bit, the parameters of a run that never stopped.
+A checkpoint is one safetensors file with the trained parameters, their moments and the step
+count, written atomically. Data order and learning rate depend on (seed, step) alone. So a run that
+is killed and resumed gives, bit for bit, the parameters of a run that never stopped.
 
 Read first: objective.py, optim.py, data.py. Proven by: tests/test_training.py,
 tests/test_resume.py.
