@@ -160,13 +160,14 @@ def main(argv=None):
             return 130
     if args.model:
         save_adapter(args.out, model, args.model)
-        folders = f"--model {args.model} --adapter {args.out}"
+        model = merged(model).pack()                      # as decode.py will load it
     else:
         save_model(args.out, model, "float16" if args.float16 else "float32")
-        folders = f"--model {args.out}"
     if heldout:
-        show(merged(model).pack() if args.model else model, heldout, "after training", runs=3)
-    print(f"\n{'adapter' if args.model else 'model'} saved in {args.out}; decode with it: python decode.py {folders}")
+        show(model, heldout, "after training", runs=3)
+    flags = f"--model {args.model} --adapter {args.out}" if args.model else f"--model {args.out}"
+    print(f"\n{'adapter' if args.model else 'model'} saved in {args.out}; decode with it: python "
+          f"decode.py {flags}")
     return 0
 
 

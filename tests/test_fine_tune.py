@@ -100,7 +100,8 @@ def test_a_run_on_another_base_is_not_resumed(folder, tmp_path):
 
 
 def test_long_texts_are_counted(folder, tmp_path):
-    long = [{"prompt": "red " * 40, "completion": "cat"}, {"prompt": "a", "completion": "cow " * 30}]
+    long = [{"prompt": "red " * 40, "completion": "cat"},
+            {"prompt": "a", "completion": "cow " * 30}]
     made = tuning(folder, tmp_path, examples=EXAMPLES + long, max_tokens=16)
     lengths = [len(d.ids) - 1 for d in made.trainer.loader.documents]
     assert made.skipped == 1 and max(lengths) == 16
