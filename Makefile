@@ -26,7 +26,7 @@ train: install  ## the demo: train a small model with streams, under 3 minutes
 	$(BIN)/python train.py
 
 test: install  ## all tests but the slow ones, about 2 minutes
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-all: install  ## all tests
 	$(BIN)/python -m pytest

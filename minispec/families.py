@@ -28,7 +28,7 @@ class Family:
     fixed         {field of ModelConfig: value}
     names         {our parameter, without .w .b .gain .bias: theirs, without .weight .bias}; one
                   name for q, k and v ("qkv") is one fused tensor
-    prefixes      what may stand before every name but the head's; the first is written
+    prefixes      what may stand before every name but the head's, or not; the first is written
     only          {key of config.json: the one value that we support, also when absent}
     rotary        None, or the Key of the share of a head that rope rotates
     theta         key of the rotary base (beside rope_theta inside rope_parameters)
@@ -41,7 +41,7 @@ class Family:
     keys: dict
     fixed: dict
     names: dict
-    prefixes: tuple = ("model.", "")
+    prefixes: tuple = ("model.",)
     only: tuple = ()
     rotary: object = None
     theta: str = "rope_theta"
@@ -109,7 +109,7 @@ GPT2 = Family(
      "blocks.{}.attn.qkv": "h.{}.attn.c_attn", "blocks.{}.attn.out": "h.{}.attn.c_proj",
      "blocks.{}.norm2": "h.{}.ln_2", "blocks.{}.mlp.up": "h.{}.mlp.c_fc",
      "blocks.{}.mlp.down": "h.{}.mlp.c_proj", "norm": "ln_f", "head": "lm_head"},
-    prefixes=("transformer.", ""), out_in=False,
+    prefixes=("transformer.",), out_in=False,
     only=(("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)),
     buffers=(r"h\.\d+\.attn\.(masked_)?bias",))           # the causal mask, not c_attn.bias
 
@@ -131,7 +131,7 @@ GPT_NEOX = Family(                      # Pythia
      "blocks.{}.mlp.up": "layers.{}.mlp.dense_h_to_4h",
      "blocks.{}.mlp.down": "layers.{}.mlp.dense_4h_to_h", "norm": "final_layer_norm",
      "head": "embed_out"},
-    prefixes=("gpt_neox.", ""), per_head=True, rotary=Key("rotary_pct", 0.25),
+    prefixes=("gpt_neox.",), per_head=True, rotary=Key("rotary_pct", 0.25),
     theta="rotary_emb_base",
     buffers=(r"layers\.\d+\.attention\.(masked_)?bias",
              r"(layers\.\d+\.attention\.)?rotary_emb\.inv_freq"))
@@ -157,7 +157,7 @@ OPT = Family(
      "blocks.{}.norm2": "layers.{}.final_layer_norm", "blocks.{}.mlp.up": "layers.{}.fc1",
      "blocks.{}.mlp.down": "layers.{}.fc2", "norm": "final_layer_norm",
      "head.project": "project_out", "head": "lm_head"},
-    prefixes=("model.decoder.", "decoder.", ""), buffers=(),
+    prefixes=("model.decoder.", "decoder."), buffers=(),
     only=(("layer_norm_elementwise_affine", True), ("_remove_final_layer_norm", False)))
 
 PHI = Family(                           # Phi-1, 1.5 and 2; Phi-3 is another family

@@ -92,7 +92,7 @@ def match(path, family, config, entries):
         if short in found:
             lists["twice"].append(f"{found[short]} and {name}")
         found[short] = name
-    style = next((p for p in family.prefixes if p and any(n.startswith(p) for n in entries)), "")
+    style = next((p for p in family.prefixes if any(n.startswith(p) for n in entries)), "")
     lists["missing"] = [full_name(family, n, style) for n in wanted if n not in found]
     problems = [f"{label}: {', '.join(sorted(names))}" for label, names in lists.items() if names]
     if problems:

@@ -85,7 +85,7 @@ class Model:
         """Logits of normed rows.   x (n, C) -> (n, V)."""
         if self.packed_head is None:
             return head_logits(self.params, x)            # (n, V)
-        return head_logits(self.params, x, lambda y: packed_matmul(y, self.packed_head,
+        return head_logits(self.params, x, lambda x: packed_matmul(x, self.packed_head,
                                                                    self.config.vocab_size))
 
     def pack(self):

@@ -124,8 +124,8 @@ def to_bfloat16(array):
 def write_tensor_file(path, tensors, dtype="float32"):
     """Write {name: array of either library} as safetensors in `dtype`, one by one, atomically.
 
-    NOTE: the bytes are those of a C-contiguous copy: the memory of a transposed or strided array
-    would come back scrambled without any error (case H-01).
+    NOTE: `tobytes` gives C order whatever the layout: the raw memory of a transposed or strided
+    array would come back scrambled without any error (case H-01).
     """
     if dtype not in NAMES:
         raise ValueError(f"dtype is {dtype!r}, expected one of {', '.join(NAMES)}")
@@ -141,6 +141,6 @@ def write_tensor_file(path, tensors, dtype="float32"):
         for array in tensors.values():
             array = to_host(array)                        # shape
             array = to_bfloat16(array) if kind == "BF16" else array.astype(FLOATS[kind])  # shape
-            yield np.ascontiguousarray(array).tobytes()
+            yield array.tobytes()
 
     write_atomically(path, chunks())

@@ -170,8 +170,10 @@ def mlp_backward(dy, cache, params, config, layer, grads):
 
 def block_forward(params, config, layer, x, call, store):
     """One transformer block.   x (B, rows, C) -> (B, rows, C)."""
-    if config.residual != "chained":
-        return OTHER_BLOCKS[config.residual][0](params, config, layer, x, call, store)
+    if config.residual == "post":
+        return post_block_forward(params, config, layer, x, call, store)
+    if config.residual in ("parallel", "shared"):
+        return parallel_block_forward(params, config, layer, x, call, store)
     h, c1 = norm_forward(params, config, f"blocks.{layer}.norm1", x)
     a, c2 = attend_forward(params, config, layer, h, call, store)
     x = x + a                                             # (B, rows, C)
@@ -182,9 +184,10 @@ def block_forward(params, config, layer, x, call, store):
 
 def block_backward(dx, cache, params, config, layer, call, store, grads):
     """dx (B, rows, C) of the output -> dx of the input. The forward, read upwards."""
-    if config.residual != "chained":
-        return OTHER_BLOCKS[config.residual][1](dx, cache, params, config, layer, call, store,
-                                                grads)
+    if config.residual == "post":
+        return post_block_backward(dx, cache, params, config, layer, call, store, grads)
+    if config.residual in ("parallel", "shared"):
+        return parallel_block_backward(dx, cache, params, config, layer, call, store, grads)
     c1, c2, c3, c4 = cache
     # forward: x = x + mlp(norm2(x))
     dh = mlp_backward(dx, c4, params, config, layer, grads)
@@ -246,11 +249,6 @@ def post_block_backward(dx, cache, params, config, layer, call, store, grads):
     return dx + attend_backward(dx, c1, params, config, layer, call, store, grads)
 
 
-OTHER_BLOCKS = {"parallel": (parallel_block_forward, parallel_block_backward),
-                "shared": (parallel_block_forward, parallel_block_backward),
-                "post": (post_block_forward, post_block_backward)}
-
-
 # --- the two ends -------------------------------------------------------------------------------
 
 def embed_forward(params, ids, positions):
@@ -284,12 +282,12 @@ def embed_backward(dx, cache, grads):
         scatter_add(grads["embed.tokens"], ids, dx)
 
 
-def head_logits(params, x, product=None):
-    """Logits of normed rows.   x (..., C) -> (..., V).   product: x -> x @ head matrix, if there
-    is a faster way to multiply."""
+def head_logits(params, x, multiply=None):
+    """Logits of normed rows.   x (..., C) -> (..., V).   multiply: the product with the head's
+    matrix, if the caller has a faster way."""
     if "head.project.w" in params:
         x = x @ params["head.project.w"]                  # (..., E)
-    logits = x @ head_matrix(params) if product is None else product(x)   # (..., V)
+    logits = multiply(x) if multiply else x @ head_matrix(params)         # (..., V)
     if "head.b" in params:
         logits += params["head.b"]
     return logits

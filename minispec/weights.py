@@ -38,8 +38,8 @@ def write_atomically(path, data):
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            for piece in [data] if isinstance(data, bytes) else data:
-                file.write(piece)
+            for chunk in [data] if isinstance(data, bytes) else data:
+                file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)                        # mkstemp makes private files

@@ -147,6 +147,26 @@ BUGS = {
     "loss: final norm skipped":
         ("objective.Pass.losses", "dy[row] = norm_backward(", "dy[row] = dnormed; norm_backward(",
          [DEFAULT]),
+    "exact gelu: density forgotten":
+        ("layers.gelu_exact_backward", "(phi + x * density)", "phi", ["gelu_exact", "gpt-neox"]),
+    "parallel blocks: a shared norm hears attention only":
+        ("transformer.parallel_block_backward", "dh = dh + dm", "dh = dh",
+         ["parallel_block/shared norm", "phi"]),
+    "norms after the sums: residual dropped":
+        ("transformer.post_block_backward", "dx = dx + mlp_backward", "dx = mlp_backward",
+         ["post_block", "opt, norms after, projected"]),
+    "key norm: the query's statistics":
+        ("transformer.attend_backward", "norm_backward(dk, ckn", "norm_backward(dk, ckn and cqn",
+         ["query and key norms, window, packed"]),
+    "head bias: averaged":
+        ("loss.head_loss", "dlogits.sum(axis=0)", "dlogits.mean(axis=0)",
+         ["head_loss/bias", "phi"]),
+    "head projection: no gradient":
+        ("loss.head_loss", 'grads["head.project.w"] += dw', "pass",
+         ["head_loss/projected", "opt, norms after, projected"]),
+    "embedding projection: passed by":
+        ("transformer.embed_backward", 'grads["embed.project.w"] += dw', "pass",
+         ["embed/projected", "opt, norms after, projected"]),
     "step: mean of means":
         ("training.Trainer.one_step", "sum(b.counts for b in batches)", "batches[0].counts",
          ["accumulation"]),

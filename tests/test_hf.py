@@ -15,7 +15,6 @@ import tokenizers
 import minispec
 from golden_folders import GOLDEN, changed, expected, tensors_of
 from minispec import hf
-from minispec.config import StreamConfig
 from minispec.hf import INDEX, Shards, save_hf
 from minispec.model import Model
 from minispec.parameters import init_params

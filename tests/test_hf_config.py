@@ -86,6 +86,24 @@ def test_h15_each_family_has_its_own_default_for_tying():
             assert read(name, tie_word_embeddings=value).tied == value
 
 
+def test_other_defaults_are_those_of_transformers():
+    """What a config.json written by transformers may leave out."""
+    assert {read(n).norm_eps for n in ("llama", "mistral", "qwen2", "qwen3")} == {1e-6}
+    assert {read(n).norm_eps for n in ("gpt2", "gpt_neox", "opt", "phi")} == {1e-5}
+    assert {n: read(n).activation for n in SMALLEST} == {
+        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "silu"), "gpt2": "gelu",
+        "phi": "gelu", "gpt_neox": "gelu_exact", "opt": "relu"}
+    assert {n: read(n).residual for n in SMALLEST} == {
+        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gpt2", "opt"), "chained"),
+        "gpt_neox": "parallel", "phi": "shared"}
+    biased = {n: (read(n).qkv_bias, read(n).out_bias, read(n).mlp_bias) for n in SMALLEST}
+    assert biased == {**dict.fromkeys(("llama", "mistral", "qwen3"), (False, False, False)),
+                      "qwen2": (True, False, False),
+                      **dict.fromkeys(("gpt2", "gpt_neox", "opt", "phi"), (True, True, True))}
+    assert read("gpt2").mlp_width == 64 and read("opt").final_norm
+    assert {n for n in SMALLEST if read(n).head_bias} == {"phi"}
+
+
 NULLS = ["num_key_value_heads", "head_dim", "rope_scaling", "rope_parameters", "sliding_window",
          "attention_bias", "mlp_bias", "rope_theta", "quantization_config", "layer_types",
          "tie_word_embeddings", "rms_norm_eps", "hidden_act", "n_inner", "word_embed_proj_dim"]

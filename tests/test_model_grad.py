@@ -60,13 +60,12 @@ CONFIGS = {
         streams=dict(LORA, mode="lossless", kind="rotation", insertion_rank=2), model=GPT2,
         layout="packed"),
     "gpt-neox": dict(model=dict(NEOX, residual="parallel", rotary_dim=4, tied=False)),
-    "phi": dict(model=dict(NEOX, residual="shared", rotary_dim=2, tied=False, head_bias=True),
-                streams=dict(LORA)),
+    "phi": dict(model=dict(NEOX, residual="shared", rotary_dim=2, tied=False, head_bias=True)),
     "opt, norms after, projected": dict(model=dict(
         GPT2, activation="relu", residual="post", final_norm=False, embed_width=5,
         position_offset=2)),
-    "query and key norms, window, packed": dict(model=dict(qk_norm=True, sliding_window=3),
-                                                layout="packed"),
+    "query and key norms, window, packed": dict(
+        model=dict(qk_norm=True, sliding_window=3, kv_heads=4), layout="packed"),
     "lossless without adapters": dict(streams=dict(mode="lossless")),
     "draft vocabulary": dict(streams=dict(draft_vocab=6)),
     "draft vocabulary, untied, scaled": dict(streams=dict(draft_vocab=6, embed_scale=3.0),

@@ -29,7 +29,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "minispec
 COMMANDS = {
     "make decode": ["decode.py", "--per-task", "1", "--runs", "1", "--max-new-tokens", "8"],
     "python train.py": ["train.py", *SMALL, "--steps", "1", "--heldout", "0", "--out", "OUT"],
-    "make test": ["-m", "pytest", "-m", "not slow"],
+    "make test": ["-m", "pytest", "-n", "auto", "-m", "not slow"],
 }
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
 

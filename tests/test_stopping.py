@@ -241,7 +241,9 @@ def test_any_split_of_the_ids_gives_the_same_outcome(data, rules, name):
     assert kept == ids[: len(kept)] and len(kept) <= rules["max_new_tokens"]
     assert not set(kept[:-1]) & rules["eos_ids"]
     if reason:
-        assert tokenizer.decode(kept).startswith(text)
+        # an end id has no part in the text, also where it is a token like any other
+        body = kept[:-1] if kept and kept[-1] in rules["eos_ids"] else kept
+        assert tokenizer.decode(body).startswith(text)
         assert not any(stop in text for stop in rules["stops"])
 
 
