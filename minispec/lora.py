@@ -11,7 +11,7 @@ frozen; its gradient is not computed at all, which is what makes frozen gradient
 Read first: layers.py. Proven by: tests/test_lora.py, tests/test_model_grad.py.
 """
 
-from .layers import linear_backward, linear_forward
+from .layers import linear_backward, linear_forward, rows_matmul
 
 
 def project_forward(params, name, x, adapter):
@@ -25,8 +25,8 @@ def project_forward(params, name, x, adapter):
     if a is None:
         return y, (x, None, adapter)
     scale, first = adapter
-    low = x[:, first:] @ a                                # (B, adapted rows, R)
-    update = low @ params[name + ".lora_b"]               # (B, adapted rows, O)
+    low = rows_matmul(x[:, first:], a)                    # (B, adapted rows, R)
+    update = rows_matmul(low, params[name + ".lora_b"])   # (B, adapted rows, O)
     update *= scale
     y[:, first:] += update
     return y, (x, low, adapter)
