@@ -1,5 +1,12 @@
 """Fine-tuning an open model: from its folder and some texts to a model, batches and a Trainer.
 
+Stream embeddings are all that tells a stream from its main row, and they must grow to the size of
+the hidden states (15 a channel in SmolLM2's layer 24) within some hundred steps, each of which
+moves an entry by about the learning rate. So they are kept in units of EMBED_SCALE times that size
+(StreamConfig.embed_scale), and start as small as they do in a model that is trained from scratch.
+On 320 E2E examples, two epochs, this took the held-out loss of stream 1 from 4.18 to 3.94 and that
+of the main row from 1.90 to 1.77.
+
 Read first: adapter.py, trunk.py, training.py. Proven by: tests/test_fine_tune.py.
 """
 
@@ -12,7 +19,7 @@ from .draft_vocab import choose_draft_ids
 from .training import Trainer
 from .trunk import Trunk, hidden_size
 
-EMBED_SCALE = 1.0                   # of the stream embeddings, in units of the hidden states' size
+EMBED_SCALE = 5.0                   # of stream embeddings, in units of the hidden states' size
 
 
 @dataclass
@@ -45,6 +52,8 @@ def prepare(base, examples, streams, train, folder, max_tokens=0):
     model = attach(base, streams, train.seed, draft_ids)
     streams = streams.replace(embed_scale=round(EMBED_SCALE * hidden_size(model, documents), 4))
     model = attach(base, streams, train.seed, draft_ids)
+    if streams.kind == "embedding":
+        model.params["streams.embed"] /= EMBED_SCALE      # (G, C)
     origin, trunk = base_hash(base), None
     if not streams.lora_all_layers:
         trunk = Trunk(model, origin, documents, os.path.join(folder, "trunk"),

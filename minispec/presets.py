@@ -41,7 +41,7 @@ PRESETS = {
     "adapter": Preset(
         None, StreamConfig(count=4, layers=6, lora_rank=16, lora_alpha=32.0, transition_rank=128,
                            draft_vocab=4096),
-        TrainConfig(epochs=4, batch=8, lr=1e-3, min_lr=5e-5, warmup=30, stream_weight=0.2,
+        TrainConfig(epochs=4, batch=8, lr=3e-3, min_lr=1e-4, warmup=30, stream_weight=0.2,
                     transition_weight=0.2, checkpoint_every=50),
         tasks=("sql", "dialogue", "sentence"), examples=2000),
 }

@@ -4,9 +4,9 @@ Once, below the top A layers, each bundle's main row m[t] spawns its G streams (
 
     s[t, g] = f(m[t]) + P[g]          f: the identity, or a low-rank map;  P: stream embeddings
 
-P is kept in units of `embed_scale`. Hidden states of a trained model are large (SmolLM2 at layer
-24: about 10 a channel), and both a start of std 0.2 and Adam's steps, which have the size of the
-learning rate whatever the gradient, would leave P too small to tell the streams apart.
+P is kept in units of `embed_scale`: hidden states of a model that exists may be large, and both P's
+start and Adam's steps, which have the size of the learning rate whatever the gradient, would leave
+P too small beside them to tell the streams apart (fine_tune.py).
 
 From there on streams are rows like any other: the same norms, projections and MLPs, positions t+g,
 and a mask that lets stream (t, g) see main rows <= t and streams (t, 1..g). Their outputs go
