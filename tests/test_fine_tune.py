@@ -20,7 +20,7 @@ from minispec.config import ModelConfig, StreamConfig, TrainConfig
 from minispec.fine_tune import EMBED_SCALE, prepare
 from minispec.hf import save_hf
 from minispec.model import Model
-from minispec.parameters import init_params, is_base
+from minispec.parameters import init_params, init_stream_params, is_base
 from minispec.text import Tokenizer
 from minispec.training import CHECKPOINT
 from minispec.weights import read_tensors
@@ -73,7 +73,10 @@ def test_the_size_of_hidden_states_is_measured(folder, tmp_path):
     made = tuning(folder, tmp_path)
     states = np.concatenate([made.trainer.loader.trunk[i] for i in range(8)]).astype("f8")
     size = np.median((states ** 2).mean(axis=1) ** 0.5)
-    assert made.trainer.model.streams.embed_scale == pytest.approx(EMBED_SCALE * size, rel=1e-2)
+    model = made.trainer.model
+    assert model.streams.embed_scale == pytest.approx(EMBED_SCALE * size, rel=1e-2)
+    start = init_stream_params(model.config, STREAMS, TRAIN.seed)["streams.embed"]
+    assert np.allclose(model.params["streams.embed"] * EMBED_SCALE, start)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path):
