@@ -3,6 +3,7 @@
 python decode.py                          held-out prompts of the three built-in tasks
 python decode.py --prompt "..."           your own text
 python decode.py --prompts FILE.jsonl     a "prompt" on every line
+python decode.py --model DIR --adapter DIR --prompts FILE.jsonl     an open model
 python decode.py --shape full --no-conditional --fused     the paper's form
 python decode.py --json                   one JSON object, nothing else
 
@@ -34,6 +35,7 @@ def parse(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=os.path.join(HERE, "weights", "tiny"),
                         help="model folder (weights/tiny)")
+    parser.add_argument("--adapter", help="folder of an adapter that was trained for the model")
     parser.add_argument("--prompt", action="append", help="a prompt; may be given several times")
     parser.add_argument("--prompts", help='JSON-lines file with "prompt" on every line')
     parser.add_argument("--per-task", type=int, default=2,
@@ -80,7 +82,7 @@ def show_pair(number, count, pair, tokenizer, colour):
 
 def main(argv=None):
     args = parse(argv)
-    model = minispec.load(args.model, xp=pick(args.device))
+    model = minispec.load(args.model, xp=pick(args.device), adapter=args.adapter)
     prompts, tree = gather(args), from_flags(TreeConfig, args)
     settings = {name: getattr(args, name) for name in
                 ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop")}

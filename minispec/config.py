@@ -180,10 +180,16 @@ class StreamConfig(Checked):
     lora_all_layers: bool = setting(False, "adapters in every layer, not only the top A")
     prune_rank: int = setting(8, "rank of the early-exit map o; 0: no pruning map")
     transition_rank: int = setting(96, "R of the conditional streams; 0: none")
+    draft_vocab: int = setting(0, "most ids that streams may guess: those most frequent in the "
+                               "completions; 0: the whole vocabulary")
+    embed_scale: float = setting(1.0, "stream embeddings are multiplied by this: the size of the "
+                                 "hidden states that they are added to")
 
     def check(self):
         self.at_least(1, "count", "layers")
-        self.at_least(0, "insertion_rank", "lora_rank", "prune_rank", "transition_rank")
+        self.at_least(0, "insertion_rank", "lora_rank", "prune_rank", "transition_rank",
+                      "draft_vocab")
+        self.positive("embed_scale")
         self.need(not (self.mode == "lossless" and self.main_sees_streams),
                   "main_sees_streams is True, expected False in lossless mode: a main row that "
                   "attends to streams no longer computes the base model")
@@ -237,6 +243,7 @@ class TrainConfig(Checked):
     """How a model is trained."""
 
     steps: int = setting(1500, "optimiser steps")
+    epochs: int = setting(0, "passes over the data, instead of steps; 0: as many as steps says")
     batch: int = setting(16, "examples per micro-batch")
     accumulate: int = setting(1, "micro-batches per step")
     workers: int = setting(2, "threads that share a micro-batch's examples (on a CPU)")
@@ -257,41 +264,12 @@ class TrainConfig(Checked):
     def check(self):
         self.at_least(1, "steps", "batch", "accumulate", "workers", "segments",
                       "checkpoint_every")
-        self.at_least(0, "min_lr", "warmup", "weight_decay", "main_weight", "stream_weight",
-                      "transition_weight", "seed")
+        self.at_least(0, "epochs", "min_lr", "warmup", "weight_decay", "main_weight",
+                      "stream_weight", "transition_weight", "seed")
         self.positive("lr", "clip")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             self.need(0 <= value < 1, f"{name} is {value}, expected 0 or more and less than 1")
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named training run: model, streams, training, and its data (examples per task)."""
-
-    model: ModelConfig
-    streams: StreamConfig
-    train: TrainConfig
-    tasks: tuple
-    examples: int
-
-
-PRESETS = {
-    # what `python train.py` does: minutes, to watch streams learn
-    "demo": Preset(
-        ModelConfig(vocab_size=512, width=128, layers=4, heads=4, kv_heads=2, head_dim=32,
-                    mlp_width=320),
-        StreamConfig(count=3, layers=2, transition_rank=64),
-        TrainConfig(steps=400, batch=16, lr=4e-3, warmup=50, stream_weight=0.2,
-                    transition_weight=0.2),
-        tasks=("sentence",), examples=4000),
-    # how weights/tiny was made: about an hour
-    "tiny": Preset(
-        ModelConfig(), StreamConfig(count=3, layers=2, transition_rank=96),
-        TrainConfig(steps=6000, batch=16, lr=3e-3, warmup=100, stream_weight=0.2,
-                    transition_weight=0.2, checkpoint_every=250),
-        tasks=("sql", "dialogue", "sentence"), examples=32000),
-}
 
 
 def add_flags(parser, cls, skip=(), defaults=None, rename=None):

@@ -36,12 +36,14 @@ class Batch:
     positions  (B, T) int   position of each token in its own document
     documents  (B, T) int   which document of its row a token belongs to, -1: padding
     targets    (B, T, 1+G)  int, target of the main row and of the streams, -1: not trained
+    hidden     (B, T, C)    states at layer L-A if a frozen trunk has computed them (trunk.py)
     """
 
     ids: np.ndarray
     positions: np.ndarray
     documents: np.ndarray
     targets: np.ndarray
+    hidden: np.ndarray = None
 
     @property
     def streams_from(self):
@@ -67,13 +69,17 @@ class Batch:
         for a, b in zip(edges, edges[1:]):
             used = (self.documents[a:b] >= 0).any(axis=0)         # (T,)
             first = int(used.argmax())
-            pieces.append(Batch(*(x[a:b, first:] for x in (self.ids, self.positions,
-                                                           self.documents, self.targets))))
+            arrays = (self.ids, self.positions, self.documents, self.targets, self.hidden)
+            pieces.append(Batch(*(None if x is None else x[a:b, first:] for x in arrays)))
         return pieces
 
 
-def stream_targets(document, streams):
-    """(T, 1+G) targets of one document whose last id is not an input (T = len(ids) - 1)."""
+def stream_targets(document, streams, draft_index=None):
+    """(T, 1+G) targets of one document whose last id is not an input (T = len(ids) - 1).
+
+    draft_index (V,): -1 for ids that streams cannot guess; as targets of streams these are left
+    out (draft_vocab.py).
+    """
     ids = np.asarray(document.ids)                        # (T+1,)
     rows = len(ids) - 1
     targets = np.full((rows, 1 + streams), NO_TARGET)     # (T, 1+G)
@@ -81,15 +87,18 @@ def stream_targets(document, streams):
     for g in range(min(1 + streams, rows)):
         wanted = ids[1 + g:]                              # (rows - g,)  row t -> token t + 1 + g
         targets[first:rows - g, g] = wanted[first:]
+    if draft_index is not None:
+        known = draft_index[targets[:, 1:]] >= 0          # (T, G)
+        targets[:, 1:][~known] = NO_TARGET
     return targets
 
 
-def pad_batch(documents, streams):
+def pad_batch(documents, streams, draft_index=None):
     """One document per row, padded on the left.   list of Document -> Batch."""
-    return pack_batch([[d] for d in documents], streams)
+    return pack_batch([[d] for d in documents], streams, draft_index)
 
 
-def pack_batch(rows, streams):
+def pack_batch(rows, streams, draft_index=None):
     """Several documents per row, one after the other, then padded on the left.
 
     rows: list of lists of Document -> Batch. Each document keeps its own positions and is seen by
@@ -107,7 +116,7 @@ def pack_batch(rows, streams):
             batch.ids[b, span] = document.ids[:-1]
             batch.positions[b, span] = np.arange(size)
             batch.documents[b, span] = number
-            batch.targets[b, span] = stream_targets(document, streams)
+            batch.targets[b, span] = stream_targets(document, streams, draft_index)
             at += size
     return batch
 
@@ -140,33 +149,39 @@ def read_jsonl(path, keys=("prompt", "completion")):
     return examples
 
 
-def encode_examples(examples, tokenizer, config):
-    """Documents from examples: BOS + prompt + completion + EOS, cut at the model's context.
+def encode_examples(examples, tokenizer, config, max_tokens=0):
+    """Documents from examples: BOS + prompt + completion + EOS, cut at the model's context, or at
+    `max_tokens` if that is less. Those whose prompt alone fills it are left out.
 
     Raises ValueError if no completion token is left in any of them.
     """
-    documents = []
+    documents, context = [], min(config.max_positions, max_tokens or config.max_positions)
     for example in examples:
         prompt = tokenizer.encode(example["prompt"])
         completion = tokenizer.encode(example["completion"], bos=False) + list(config.eos_ids[:1])
-        ids = (prompt + completion)[:config.max_positions + 1]
+        ids = (prompt + completion)[:context + 1]
         documents.append(Document(ids, len(prompt)))
     # the first token of a text has nothing before it that could predict it
     kept = [d for d in documents if len(d.ids) > max(d.start, 1)]
     if not kept:
         raise ValueError(f"nothing to train on: in all {len(documents)} examples the prompt alone "
-                         f"fills the context of {config.max_positions} tokens")
+                         f"fills the context of {context} tokens")
     return kept
 
 
 class Loader:
     """Endless batches in an order that depends on (seed, step) alone, so that resuming needs no
-    saved state. Documents of like length share a batch, which keeps padding short."""
+    saved state. Documents of like length share a batch, which keeps padding short.
+
+    draft_index: of a draft vocabulary (`stream_targets`). trunk: hidden states (T, C) of every
+    document by its index (trunk.Trunk), which the batches then carry.
+    """
 
     POOL = 16                       # batches sorted by length together
 
-    def __init__(self, documents, batch, streams, seed):
+    def __init__(self, documents, batch, streams, seed, draft_index=None, trunk=None):
         self.documents, self.batch, self.streams, self.seed = documents, batch, streams, seed
+        self.draft_index, self.trunk = draft_index, trunk
         self.epoch, self.order = None, None
 
     def __len__(self):
@@ -178,7 +193,15 @@ class Loader:
         epoch, at = divmod(number, len(self))
         if epoch != self.epoch:
             self.epoch, self.order = epoch, self.shuffle(epoch)
-        return pad_batch([self.documents[i] for i in self.order[at]], self.streams)
+        chosen = self.order[at]
+        batch = pad_batch([self.documents[i] for i in chosen], self.streams, self.draft_index)
+        if self.trunk is not None:
+            states = [self.trunk[i] for i in chosen]      # (T of each, C)
+            shape = (*batch.ids.shape, states[0].shape[1])
+            batch.hidden = np.zeros(shape, states[0].dtype)       # (B, T, C)
+            for b, state in enumerate(states):
+                batch.hidden[b, shape[1] - len(state):] = state
+        return batch
 
     def shuffle(self, epoch):
         """This epoch's batches: lists of document indices."""

@@ -21,29 +21,39 @@ def leading(x):
 
 # --- linear -------------------------------------------------------------------------------------
 
+def rows_matmul(x, w):
+    """x (..., I) @ w (I, O) -> (..., O), all rows in one product.
+
+    `x @ w` would be a product per entry of the leading axis, and BLAS rearranges w before each
+    (4 texts of 60 rows, 576 x 1,536: 4.9 ms so, 3.3 ms in one).
+    """
+    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[1])
+
+
 def linear_forward(x, w, b=None):
     """y = x W + b.
 
     x (..., I), w (I, O), b (O,) or None -> y (..., O).   cache: x, w.
     """
-    y = x @ w                                             # (..., O)
+    y = rows_matmul(x, w)                                 # (..., O)
     if b is not None:
         y = y + b                                         # (..., O)
     return y, (x, w)
 
 
-def linear_backward(dy, cache, need_dw=True):
-    """dy (..., O) -> dx (..., I), dw (I, O) or None, db (O,).
+def linear_backward(dy, cache, need_dw=True, need_db=True):
+    """dy (..., O) -> dx (..., I), dw (I, O) or None, db (O,) or None.
 
-    `need_dw=False` leaves out the product that a frozen matrix does not need.
+    `need_dw=False` leaves out the product that a frozen matrix does not need, `need_db=False` the
+    sum of a bias that is frozen or not there.
     """
     x, w = cache
     # forward: y = x @ w + b
-    dx = dy @ w.T                                         # (..., I)
+    dx = rows_matmul(dy, w.T)                             # (..., I)
     rows_x = x.reshape(-1, x.shape[-1])                   # (rows, I)
     rows_dy = dy.reshape(-1, dy.shape[-1])                # (rows, O)
     dw = rows_x.T @ rows_dy if need_dw else None          # (I, O)
-    db = rows_dy.sum(axis=0)                              # (O,)
+    db = rows_dy.sum(axis=0) if need_db else None         # (O,)
     return dx, dw, db
 
 

@@ -1,6 +1,7 @@
-"""`load`: a model from wherever it is: our own folder, an HF-style folder, or a hub id.
+"""`load`: a model from wherever it is: our own folder, an HF-style folder, or a hub id; and an
+adapter on top of it.
 
-Read first: weights.py, hf.py. Proven by: tests/test_loading.py.
+Read first: weights.py, hf.py, adapter.py. Proven by: tests/test_loading.py.
 """
 
 import os
@@ -8,6 +9,7 @@ import re
 
 import numpy as np
 
+from .adapter import load_adapter, merged
 from .hf import INDEX, load_hf
 from .weights import load_model, read_json
 
@@ -16,19 +18,27 @@ WANTED = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_
           "model.safetensors", INDEX, "model*.safetensors"]
 
 
-def load(source, xp=np, dtype="float32"):
+def load(source, xp=np, dtype="float32", adapter=None):
     """Model from a folder or a hub id ("owner/name"), computed in `dtype` on array library `xp`.
 
     A folder is ours (its config.json says "format": "minispec-1") or HF-style (it has a
     "model_type"). A hub id is fetched into the cache of huggingface_hub, once.
+    adapter: a folder of `adapter.save_adapter` that was trained on this very base.
     Raises FileNotFoundError or ValueError, naming the file, for whatever is missing or broken.
     """
     folder = fetch(os.fspath(source))
     path = os.path.join(folder, "config.json")
     settings = read_json(path) if os.path.isfile(path) else {}
     if "model_type" in settings and "format" not in settings:
-        return load_hf(folder, xp, dtype)
-    return load_model(folder, xp, dtype)
+        model = load_hf(folder, xp, dtype)
+    else:
+        model = load_model(folder, xp, dtype)
+    if adapter is None:
+        return model
+    head = model.packed_head                              # the base's own: an adapter has no head
+    model = merged(load_adapter(os.fspath(adapter), model))
+    model.packed_head = head
+    return model
 
 
 def fetch(source):

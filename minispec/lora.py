@@ -11,7 +11,7 @@ frozen; its gradient is not computed at all, which is what makes frozen gradient
 Read first: layers.py. Proven by: tests/test_lora.py, tests/test_model_grad.py.
 """
 
-from .layers import linear_backward, linear_forward
+from .layers import linear_backward, linear_forward, rows_matmul
 
 
 def project_forward(params, name, x, adapter):
@@ -25,8 +25,8 @@ def project_forward(params, name, x, adapter):
     if a is None:
         return y, (x, None, adapter)
     scale, first = adapter
-    low = x[:, first:] @ a                                # (B, adapted rows, R)
-    update = low @ params[name + ".lora_b"]               # (B, adapted rows, O)
+    low = rows_matmul(x[:, first:], a)                    # (B, adapted rows, R)
+    update = rows_matmul(low, params[name + ".lora_b"])   # (B, adapted rows, O)
     update *= scale
     y[:, first:] += update
     return y, (x, low, adapter)
@@ -37,7 +37,8 @@ def project_backward(dy, cache, params, grads, name):
     x, low, (scale, first) = cache
     w = name + ".w"
     # forward: y = x @ w + b
-    dx, dw, db = linear_backward(dy, (x, params[w]), need_dw=w in grads)
+    dx, dw, db = linear_backward(dy, (x, params[w]), need_dw=w in grads,
+                                 need_db=name + ".b" in grads)
     if w in grads:
         grads[w] += dw
     if name + ".b" in grads:
@@ -46,10 +47,11 @@ def project_backward(dy, cache, params, grads, name):
         return dx
     # forward: y[first:] += scale * (x[first:] @ a) @ b
     dupdate = dy[:, first:] * scale                       # (B, adapted rows, O)
-    dlow, db_, _ = linear_backward(dupdate, (low, params[name + ".lora_b"]))
-    da_x, da, _ = linear_backward(dlow, (x[:, first:], params[name + ".lora_a"]))
+    trained = name + ".lora_a" in grads
+    dlow, db_, _ = linear_backward(dupdate, (low, params[name + ".lora_b"]), trained, False)
+    da_x, da, _ = linear_backward(dlow, (x[:, first:], params[name + ".lora_a"]), trained, False)
     dx[:, first:] += da_x
-    if name + ".lora_a" in grads:
+    if trained:
         grads[name + ".lora_a"] += da
         grads[name + ".lora_b"] += db_
     return dx

@@ -22,23 +22,27 @@ from .layers import (cross_entropy_backward, cross_entropy_forward, linear_backw
 from .transformer import add_head_gradient, head_matrix
 
 CHUNK_CELLS = 1_000_000             # logits held at a time: 4 MB in float32, about one L2 cache
+CHUNK_ROWS = 128                    # but no fewer rows: each chunk reads the whole head twice
 
 
-def head_loss(params, grads, x, targets, weights):
+def head_loss(params, grads, x, targets, weights, columns=None):
     """Cross-entropy of rows under the head, and its gradient, in one go.
 
     x (n, C) normed rows, targets (n,) int, weights (n,): the total loss is sum_n weights * loss.
     -> loss (n,) unweighted, in nats; correct (n,) bool, is the target the largest logit;
     dx (n, C). The head's gradient is added to `grads` unless the head is frozen.
+    columns: draft_vocab.Columns, the part of the head that counts; targets are places in it.
     """
     xp = get_xp(x, targets, weights)
     project = params.get("head.project.w")
     if project is not None:
         x, c_project = linear_forward(x, project)         # (n, E)
-    head, bias = head_matrix(params), params.get("head.b")        # (C or E, V), (V,)
+    head, bias, ids = head_matrix(params), params.get("head.b"), None     # (C or E, V), (V,)
+    if columns is not None:
+        head, bias, ids = columns.head, columns.bias, columns.ids         # (C or E, n), (n,)
     trained = ("head.w" if "head.w" in params else "embed.tokens") in grads
     losses, hits, dxs = [], [], []
-    step = max(1, CHUNK_CELLS // head.shape[1])
+    step = max(CHUNK_ROWS, CHUNK_CELLS // head.shape[1])
     for at in range(0, len(x), step):
         rows, wanted = x[at:at + step], targets[at:at + step]     # (chunk, C), (chunk,)
         logits = rows @ head                              # (chunk, V)
@@ -49,16 +53,17 @@ def head_loss(params, grads, x, targets, weights):
         dlogits = cross_entropy_backward(weights[at:at + step], cache)    # (chunk, V)
         # forward: logits = rows @ head + bias
         if "head.b" in grads:
-            grads["head.b"] += dlogits.sum(axis=0)
+            grads["head.b"][... if ids is None else ids] += dlogits.sum(axis=0)
         dxs.append(dlogits @ head.T)                      # (chunk, C)
         if trained:
-            add_head_gradient(params, grads, rows.T @ dlogits)
+            add_head_gradient(params, grads, rows.T @ dlogits, ids)
         losses.append(loss)
     dx = xp.concatenate(dxs)                              # (n, C or E)
     # forward: x = x @ project
     if project is not None:
-        dx, dw, _ = linear_backward(dx, c_project)        # (n, C), (C, E)
-        if "head.project.w" in grads:
+        projected = "head.project.w" in grads
+        dx, dw, _ = linear_backward(dx, c_project, projected, False)      # (n, C), (C, E)
+        if projected:
             grads["head.project.w"] += dw
     return xp.concatenate(losses), xp.concatenate(hits), dx
 

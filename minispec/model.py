@@ -19,6 +19,7 @@ import numpy as np
 from . import masks, pruning
 from .backend import as_xp, get_xp, pack_columns, packed_matmul, to_host
 from .cache import KVCache
+from .draft_vocab import column_logits, draft_index, head_columns
 from .parameters import all_shapes
 from .streams import Angles, insert_forward, top_forward
 from .transformer import (block_forward, embed_forward, head_logits, head_matrix,
@@ -48,10 +49,11 @@ class Model:
     """Config, streams and parameters of one model, with its tokenizer if it has one.
 
     `streams` is None for a plain transformer. `params` maps names to arrays of one library and
-    one dtype; that library and dtype decide where and how everything is computed.
+    one dtype; that library and dtype decide where and how everything is computed. `draft_ids` (n,)
+    is the draft vocabulary (host ints), None for the whole vocabulary.
     """
 
-    def __init__(self, config, params, streams=None, tokenizer=None):
+    def __init__(self, config, params, streams=None, tokenizer=None, draft_ids=None):
         if streams is not None:
             streams.check_model(config)
         odd = sorted(set(params) ^ set(all_shapes(config, streams)))
@@ -62,7 +64,22 @@ class Model:
         table = params["embed.tokens"]
         self.xp, self.dtype = get_xp(table), table.dtype
         self.angles = Angles(config, streams, self.xp, self.dtype)
-        self.packed_head = None
+        self.draft_ids = draft_ids
+        self.draft_index = draft_index(draft_ids, streams, config.vocab_size)
+        self.packed_head = self.columns = None
+
+    @property
+    def draft_columns(self):
+        """draft_vocab.Columns of the draft vocabulary, or None. A copy, until `unpack`."""
+        if self.columns is None and self.draft_ids is not None:
+            self.columns = head_columns(self.params, self.draft_ids)
+        return self.columns
+
+    def draft_logits(self, x):
+        """Logits of normed stream rows over what they may guess.   x (n, C) -> (n, V or fewer)."""
+        if self.draft_ids is None:
+            return self.head_logits(x)
+        return column_logits(self.params, x, self.draft_columns)
 
     def head_logits(self, x):
         """Logits of normed rows.   x (n, C) -> (n, V)."""
@@ -79,7 +96,7 @@ class Model:
 
     def unpack(self):
         """Forget the copies."""
-        self.packed_head = None
+        self.packed_head = self.columns = None
         return self
 
     @property
@@ -96,7 +113,7 @@ class Model:
         """The same model with its parameters on library `xp` (a copy unless it is there)."""
         move = to_host if xp is np else (lambda a: as_xp(to_host(a), xp))
         params = {n: move(a) for n, a in self.params.items()}
-        return Model(self.config, params, self.streams, self.tokenizer)
+        return Model(self.config, params, self.streams, self.tokenizer, self.draft_ids)
 
     def new_cache(self, capacity=None):
         return KVCache(self.xp, self.config, self.dtype, capacity)
@@ -168,7 +185,8 @@ class Model:
             x, _ = block_forward(self.params, config, layer, x, call, cache)
         kept = None
         if prune is not None and rows > 1:
-            kept = prune(pruning.exit_scores(self.params, config, x[0], tree))    # (kept,)
+            draft = self.draft_ids is not None and (self.draft_index, self.draft_columns)
+            kept = prune(pruning.exit_scores(self.params, config, x[0], tree, draft or None))
             if len(kept) == rows:
                 kept = None
             else:
@@ -264,7 +282,7 @@ class StreamStates:
 
         Which of several equal ones at the edge are among the k is left open: drafts are guesses.
         """
-        logits = to_host(self.model.head_logits(states))  # (n, V)
+        logits = to_host(self.model.draft_logits(states)) # (n, V), or of the draft vocabulary
         rows = np.arange(len(logits))[:, None]            # (n, 1)
         k = min(k, logits.shape[1])
         part = np.argpartition(logits, -k, axis=1)[:, -k:]        # (n, k)  unordered
@@ -273,4 +291,6 @@ class StreamStates:
         part, value = part[rows, order], value[rows, order]       # (n, k)
         best = value[:, :1]                               # (n, 1)
         total = np.exp(logits - best).sum(axis=1, keepdims=True)  # (n, 1)
+        if self.model.draft_ids is not None:
+            part = np.asarray(self.model.draft_ids)[part] # (n, k)  places -> ids
         return part, np.exp(value - best) / total

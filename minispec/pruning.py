@@ -14,6 +14,7 @@ Read first: tree.py, loss.py. Proven by: tests/test_pruning.py, tests/test_ops_g
 import numpy as np
 
 from .backend import to_device, to_host
+from .draft_vocab import column_logits
 from .layers import linear_backward, linear_forward, softmax
 from .loss import head_loss
 from .transformer import head_logits, norm_backward, norm_forward
@@ -34,40 +35,45 @@ def exit_backward(dy, cache, config, grads):
     # forward: y = norm(o)
     do = norm_backward(dy, c3, config, {}, "norm")        # (..., C)
     # forward: o = low @ up;  low = h @ down
-    dlow, dup, _ = linear_backward(do, c2)                # (..., 8)
-    dh, ddown, _ = linear_backward(dlow, c1)              # (..., C)
+    dlow, dup, _ = linear_backward(do, c2, need_db=False) # (..., 8)
+    dh, ddown, _ = linear_backward(dlow, c1, need_db=False)       # (..., C)
     if "prune.up" in grads:
         grads["prune.up"] += dup
         grads["prune.down"] += ddown
     return dh
 
 
-def exit_loss(params, config, grads, h, targets, weights):
+def exit_loss(params, config, grads, h, targets, weights, columns=None):
     """Next-token loss of the early exit; only the map o is trained.
 
     h (n, C) states at layer L-A (taken as constants), targets and weights (n,)
-    -> loss (n,), correct (n,).
+    -> loss (n,), correct (n,). columns: of head_loss.
     """
     y, cache = exit_forward(params, config, h)            # (n, C)
-    loss, hits, dy = head_loss(params, {}, y, targets, weights)
+    loss, hits, dy = head_loss(params, {}, y, targets, weights, columns)
     exit_backward(dy, cache, config, grads)
     return loss, hits
 
 
-def exit_scores(params, config, h, tree):
+def exit_scores(params, config, h, tree, draft=None):
     """Early-exit probability of every node's token at its parent; 1 for the root.
 
     h (N, C) of the tree's nodes -> (N,) float64 on the host.
+    draft: (index (V,), draft_vocab.Columns) of a draft vocabulary. The map was trained over it, so
+    it judges the ids in it; others (another drafter's) stay: 1.
     """
     parents = np.unique(tree.parent[1:])                  # (M,)  leaves need no early exit
     scores = np.ones(len(tree))                           # (N,)
     if len(parents) == 0:
         return scores
     y, _ = exit_forward(params, config, h[to_device(parents, h)])         # (M, C)
-    early = softmax(head_logits(params, y))               # (M, V)
-    row = np.searchsorted(parents, tree.parent[1:])       # (N-1,)
-    picked = early[to_device(row, h), to_device(tree.token[1:], h)]       # (N-1,)
-    scores[1:] = to_host(picked)
+    row, column = np.searchsorted(parents, tree.parent[1:]), tree.token[1:]       # (N-1,)
+    if draft is None:
+        early = softmax(head_logits(params, y))           # (M, V)
+    else:
+        early, column = softmax(column_logits(params, y, draft[1])), draft[0][column]     # (M, n)
+    picked = to_host(early[to_device(row, h), to_device(column, h)])      # (N-1,)
+    scores[1:] = np.where(column < 0, 1.0, picked)
     return scores
 
 

@@ -4,6 +4,10 @@ Once, below the top A layers, each bundle's main row m[t] spawns its G streams (
 
     s[t, g] = f(m[t]) + P[g]          f: the identity, or a low-rank map;  P: stream embeddings
 
+P is kept in units of `embed_scale`: hidden states of a model that exists may be large, and both P's
+start and Adam's steps, which have the size of the learning rate whatever the gradient, would leave
+P too small beside them to tell the streams apart (fine_tune.py).
+
 From there on streams are rows like any other: the same norms, projections and MLPs, positions t+g,
 and a mask that lets stream (t, g) see main rows <= t and streams (t, 1..g). Their outputs go
 through the same head; stream g predicts token t + 1 + g.
@@ -40,7 +44,7 @@ def insert_forward(params, streams, main, positions):
     s = xp.empty((batch, bundles, count, width), dtype=main.dtype)        # (B, S, G, C)
     s[:] = base[:, :, None]
     if "streams.embed" in params:
-        s += params["streams.embed"]
+        s += params["streams.embed"] * streams.embed_scale
     moved = None
     if "embed.positions" in params and streams.positions == "ahead":
         table = params["embed.positions"]                 # (max_positions, C)
@@ -63,7 +67,7 @@ def insert_backward(ds, cache, params, streams, grads):
         scatter_add(grads["embed.positions"], xp.broadcast_to(moved[0], here), -ds.sum(axis=2))
     # forward: s += P
     if "streams.embed" in grads:
-        grads["streams.embed"] += ds.sum(axis=(0, 1))
+        grads["streams.embed"] += ds.sum(axis=(0, 1)) * streams.embed_scale
     # forward: s = f(main) for each of the G streams
     dbase = ds.sum(axis=2)                                # (B, S, C)
     if low is None:
@@ -98,15 +102,16 @@ class Angles:
     def call(self, view, positions, streams_alone=False):
         """The `Call` for rows `view` whose main rows sit at `positions`.
 
-        positions (1 or B, T) int on the host. streams_alone: the view's main rows are the
+        positions (1 or B, T) int on the host; in a view without main rows those of the main rows
+        that the bundles belong to. streams_alone: the view's main rows are the
         streams of one cached row (`Model.deferred_streams`).
         """
         config, streams, xp = self.config, self.streams, self.xp
         angles = turn = None
         if config.positions == "rope":
-            rows = positions                              # (1 or B, T)
+            rows = positions[:, :view.main]               # (1 or B, T)
             if view.bundles:
-                at = positions[:, view.main - view.bundles:]      # (1 or B, S)
+                at = positions[:, -view.bundles:]         # (1 or B, S)
                 ahead = streams.positions == "ahead"
                 rows = np.concatenate([rows, stream_positions(at, view.streams, ahead)], axis=1)
             rows = xp.asarray(rows)                       # (1 or B, rows)
@@ -131,14 +136,14 @@ def top_forward(params, config, streams, main, positions, call, store):
     """Insert the streams beside the last S main rows and run the top A layers.
 
     main (B, T, C): hidden states at layer L-A -> x (B, T + S*G, C), rows laid out as in masks.View.
+    In a view without main rows (T = 0) main and positions are those that the bundles belong to.
     """
     view, caches, inserted = call.view, [], None
-    x = main                                              # (B, T, C)
+    x = main[:, :view.main]                               # (B, T, C)
     if view.bundles:
-        from_row = view.main - view.bundles
-        s, inserted = insert_forward(params, streams, main[:, from_row:],
-                                     positions[:, from_row:] + config.position_offset)
-        x = get_xp(x).concatenate([x, s], axis=1)         # (B, T + S*G, C)
+        s, inserted = insert_forward(params, streams, main[:, -view.bundles:],
+                                     positions[:, -view.bundles:] + config.position_offset)
+        x = get_xp(x).concatenate([x, s], axis=1) if view.main else s     # (B, T + S*G, C)
     for layer in range(config.layers - (streams.layers if streams else 0), config.layers):
         x, cache = block_forward(params, config, layer, x, call, store)
         caches.append(cache)
@@ -146,7 +151,8 @@ def top_forward(params, config, streams, main, positions, call, store):
 
 
 def top_backward(dx, cache, params, config, streams, call, store, grads):
-    """dx (B, T + S*G, C) -> dmain (B, T, C) at layer L-A."""
+    """dx (B, T + S*G, C) -> dmain (B, T, C) at layer L-A; of the S rows that the bundles belong to
+    in a view without main rows."""
     caches, inserted = cache
     view = call.view
     for layer in reversed(range(config.layers - len(caches), config.layers)):
@@ -154,9 +160,11 @@ def top_backward(dx, cache, params, config, streams, call, store, grads):
     dmain = dx[:, :view.main]                             # (B, T, C)
     if view.bundles:
         # forward: streams inserted beside the last S main rows
+        dinsert = insert_backward(dx[:, view.main:], inserted, params, streams, grads)
+        if not view.main:
+            return dinsert                                # (B, S, C)
         dmain = dmain.copy()
-        dmain[:, view.main - view.bundles:] += insert_backward(dx[:, view.main:], inserted, params,
-                                                               streams, grads)
+        dmain[:, view.main - view.bundles:] += dinsert
     return dmain
 
 
@@ -166,6 +174,9 @@ class Segments:
     Segment training runs the streams of one slice of positions at a time (paper app. C). Main rows
     of a segment attend to the keys of earlier segments, so a backward that visits the segments in
     reverse order meets each key's gradients from later segments first, and keeps them here.
+
+    Streams may also run without main rows, whose keys are here already (T = 0, lossless mode):
+    then `start` is where the keys end that they see, and there is nobody to hand gradients to.
     """
 
     def __init__(self, xp):
@@ -174,6 +185,8 @@ class Segments:
 
     def append(self, layer, k, v):
         """k, v (B, Hkv, T, D) of the segment that begins at `start` -> all keys up to its end."""
+        if not k.shape[2]:
+            return tuple(a[layer][:, :, :self.start] for a in (self.keys, self.values))
         if self.start:
             past_k = self.keys[layer][:, :, :self.start]  # (B, Hkv, P, D)
             past_v = self.values[layer][:, :, :self.start]
@@ -185,6 +198,8 @@ class Segments:
 
     def backward(self, layer, dk, dv):
         """dk, dv (B, Hkv, P + T, D) -> the gradients of this segment's own T keys, now complete."""
+        if dk.shape[2] == self.start:                     # no main rows: frozen, all of them
+            return dk[:, :, self.start:], dv[:, :, self.start:]
         if layer in self.grads:
             end = dk.shape[2]
             dk = dk + self.grads[layer][0][:, :, :end]    # (B, Hkv, P + T, D)

@@ -1,8 +1,8 @@
 """The training loop: steps, checkpoints, and a resume that changes nothing.
 
-A checkpoint is one safetensors file with parameters, moments and the step count, written
-atomically. Data order and learning rate depend on (seed, step) alone. So a run that is killed and
-resumed gives, bit for bit, the parameters of a run that never stopped.
+A checkpoint is one safetensors file with the trained parameters, their moments and the step
+count, written atomically. Data order and learning rate depend on (seed, step) alone. So a run that
+is killed and resumed gives, bit for bit, the parameters of a run that never stopped.
 
 Read first: objective.py, optim.py, data.py. Proven by: tests/test_training.py,
 tests/test_resume.py.
@@ -10,17 +10,21 @@ tests/test_resume.py.
 
 import json
 import os
+import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from tqdm import tqdm
 
 from .backend import synchronize
 from .loss import Metrics
 from .objective import Pass
 from .optim import AdamW, clip, learning_rate
 from .parameters import trainable_names
+from .report import number
 from .weights import check_shapes, read_tensors, write_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -40,10 +44,17 @@ class Report:
 
 
 class Trainer:
-    """Trains `model` on batches from `loader[0], loader[1], ...` (data.Loader)."""
+    """Trains `model` on batches from `loader[0], loader[1], ...` (data.Loader).
 
-    def __init__(self, model, loader, train, folder=None):
+    base: adapter.base_hash of the model below an adapter, which a resumed run must have too.
+    """
+
+    def __init__(self, model, loader, train, folder=None, base=None):
         self.model, self.loader, self.train, self.folder = model, loader, train, folder
+        self.base = base
+        if train.epochs:
+            steps = train.epochs * len(loader) // train.accumulate
+            self.train = train = train.replace(steps=max(1, steps))
         self.step, self.empty, self.stopping = 0, 0, False
         self.names = trainable_names(model.params, model.streams)
         self.optimizer = AdamW(self.names, model.params, train)
@@ -68,9 +79,9 @@ class Trainer:
         Losses are divided by the targets of the whole step, so that the result does not depend on
         how it is cut into micro-batches (case H-10). A step without any target updates nothing.
         """
-        start, number = time.perf_counter(), self.step * self.train.accumulate
+        start, first = time.perf_counter(), self.step * self.train.accumulate
         self.model.unpack()                               # decoding's copies would go stale
-        batches = [self.loader[number + i] for i in range(self.train.accumulate)]
+        batches = [self.loader[first + i] for i in range(self.train.accumulate)]
         weights = self.weights(sum(b.counts for b in batches))
         metrics, grads = self.gradients(batches, weights)
         lr, norm = learning_rate(self.step, self.train), 0.0
@@ -142,11 +153,12 @@ class Trainer:
         """What a checkpoint must agree on for a resume to make sense."""
         return {"model": self.model.config.as_dict(),
                 "streams": self.model.streams.as_dict() if self.model.streams else None,
-                "train": self.train.as_dict(), "documents": len(self.loader.documents)}
+                "train": self.train.as_dict(), "documents": len(self.loader.documents),
+                "base": self.base}
 
     def save(self):
-        """Write the checkpoint of this step."""
-        tensors = {f"param.{n}": a for n, a in self.model.params.items()}
+        """Write the checkpoint of this step: what is trained; a frozen base has its own file."""
+        tensors = {f"param.{n}": self.model.params[n] for n in self.names}
         tensors.update(self.optimizer.state())
         tensors["step"] = np.array([self.step, self.optimizer.updates, self.empty])
         settings = json.dumps(self.settings(), sort_keys=True)
@@ -172,7 +184,7 @@ class Trainer:
             raise ValueError(f"{path}: not a training checkpoint") from None
         self.compare(path, settings)
         params, moments = self.model.params, self.optimizer.state()
-        shapes = {f"param.{n}": a.shape for n, a in params.items()}
+        shapes = {f"param.{n}": params[n].shape for n in self.names}
         shapes.update({n: a.shape for n, a in moments.items()})
         check_shapes(path, tensors, shapes)
         for name, value in tensors.items():
@@ -190,9 +202,33 @@ class Trainer:
             there, mine = settings.get(part) or {}, here[part] or {}
             differ += [f"{part}.{key}: {there.get(key)} there, {mine.get(key)} here"
                        for key in {**there, **mine} if there.get(key) != mine.get(key)]
-        if settings.get("documents") != here["documents"]:
-            differ.append(f"training documents: {settings.get('documents')} there, "
-                          f"{here['documents']} here")
+        for key, name in (("documents", "training documents"), ("base", "base model")):
+            if settings.get(key) != here[key]:
+                differ.append(f"{name}: {settings.get(key)} there, {here[key]} here")
         if differ:
             raise ValueError(f"{path} was made with other settings ({'; '.join(differ)}); use "
                              "another folder, or the same settings")
+
+
+def with_progress(trainer):
+    """Run the steps under a bar with loss, accuracy per stream and tokens/s.
+
+    The first Ctrl-C finishes the step at hand and saves it; a second one stops at once.
+    """
+    def interrupt(signal_number, frame):
+        trainer.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, interrupt)
+    bar = tqdm(total=trainer.train.steps, initial=trainer.step, unit="step", dynamic_ncols=True,
+               mininterval=0.2 if sys.stderr.isatty() else 30)
+    for step in trainer.run():
+        bar.update()
+        if step.step % 10 == 0:
+            m = step.metrics
+            hits = " ".join(f"{m.accuracy(k):.2f}" for k in m.count if k.startswith("stream"))
+            bar.set_postfix_str(f"loss {number(m.mean_loss('main'))} "
+                                f"acc {number(m.accuracy('main'))} | streams {hits} | "
+                                f"{step.tokens / step.seconds:.0f} tok/s")
+    bar.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)

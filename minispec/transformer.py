@@ -274,8 +274,9 @@ def embed_backward(dx, cache, grads):
     if "embed.positions" in grads:
         scatter_add(grads["embed.positions"], positions, dx)
     if c_project is not None:
-        dx, dw, _ = linear_backward(dx, c_project)        # (B, T, E), (E, C)
-        if "embed.project.w" in grads:
+        trained = "embed.project.w" in grads
+        dx, dw, _ = linear_backward(dx, c_project, trained, False)        # (B, T, E), (E, C)
+        if trained:
             grads["embed.project.w"] += dw
     if "embed.tokens" in grads:
         scatter_add(grads["embed.tokens"], ids, dx)
@@ -299,11 +300,16 @@ def head_matrix(params):
     return params["embed.tokens"].T if head is None else head
 
 
-def add_head_gradient(params, grads, dhead):
-    """Add d(head matrix) (C, V) to whichever parameter the head is, if that is trained."""
+def add_head_gradient(params, grads, dhead, ids=None):
+    """Add d(head matrix) (C, V) to whichever parameter the head is, if that is trained.
+
+    ids (n,): distinct columns that `dhead` (C, n) belongs to; None: all.
+    """
     if "head.w" in params:
         name, dvalue = "head.w", dhead                    # (C, V)
     else:
         name, dvalue = "embed.tokens", dhead.T            # (V, C)  tied: both uses end in one array
-    if name in grads:
+    if name in grads and ids is None:
         grads[name] += dvalue
+    elif name in grads:
+        grads[name][(slice(None), ids) if name == "head.w" else ids] += dvalue

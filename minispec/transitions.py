@@ -34,10 +34,10 @@ def transition_backward(dz, cache):
     """dz (rows, C) -> dn (rows, C), dbefore None (frozen), dstate, dtoken (C, R), dout (R, C)."""
     ca, cb, cs, co = cache
     # forward: z = n + act @ out
-    dact, dout, _ = linear_backward(dz, co)               # (rows, R), (R, C)
+    dact, dout, _ = linear_backward(dz, co, need_db=False)        # (rows, R), (R, C)
     # forward: act = silu(n @ state + before @ token)
     dpre = silu_backward(dact, cs)                        # (rows, R)
-    dn, dstate, _ = linear_backward(dpre, ca)             # (rows, C), (C, R)
+    dn, dstate, _ = linear_backward(dpre, ca, need_db=False)      # (rows, C), (C, R)
     x, _ = cb
     dtoken = x.T @ dpre                                   # (C, R)
     return dz + dn, None, dstate, dtoken, dout

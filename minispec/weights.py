@@ -22,11 +22,12 @@ from safetensors.numpy import load_file, save
 
 from .backend import to_host
 from .config import ModelConfig, StreamConfig
+from .draft_vocab import draft_index
 from .model import Model
 from .parameters import all_shapes
 from .text import Tokenizer
 
-FORMAT = "minispec-1"
+FORMAT, DRAFT_IDS = "minispec-1", "draft.ids"
 
 
 def write_atomically(path, data):
@@ -99,6 +100,8 @@ def save_model(folder, model, dtype="float32"):
     """Write a model folder. `dtype` is the one on disk; config.json is written last, so a folder
     without it is not a model yet."""
     tensors = {n: to_host(a).astype(dtype) for n, a in model.params.items()}
+    if model.draft_ids is not None:
+        tensors[DRAFT_IDS] = np.asarray(model.draft_ids, np.int32)        # (n,)
     write_tensors(os.path.join(folder, "model.safetensors"), tensors, {"format": FORMAT})
     if model.tokenizer is not None:
         model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
@@ -133,8 +136,21 @@ def load_model(folder, xp=np, dtype="float32"):
         raise ValueError(f"{path}: {error}") from None
     path = os.path.join(folder, "model.safetensors")
     tensors = read_tensors(path)
-    check_shapes(path, tensors, shapes)
+    check_shapes(path, tensors, {**shapes, **draft_shape(streams, tensors)})
+    draft_ids = tensors.pop(DRAFT_IDS, None)              # (n,)
+    try:
+        draft_index(draft_ids, streams, config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     params = {n: xp.asarray(a.astype(dtype)) for n, a in tensors.items()}
     path = os.path.join(folder, "tokenizer.json")
     tokenizer = Tokenizer.load(path) if os.path.isfile(path) else None
-    return Model(config, params, streams, tokenizer).pack()
+    return Model(config, params, streams, tokenizer, draft_ids).pack()
+
+
+def draft_shape(streams, tensors):
+    """{name: shape} of the draft vocabulary's tensor, if there is one; its length is its own."""
+    if streams is None or not streams.draft_vocab:
+        return {}
+    found = tensors.get(DRAFT_IDS, np.empty(0))           # (n,)
+    return {DRAFT_IDS: found.shape}

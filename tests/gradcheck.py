@@ -16,6 +16,7 @@ import numpy as np
 from minispec import objective
 from minispec.config import ModelConfig, StreamConfig
 from minispec.data import Document, pack_batch, pad_batch
+from minispec.draft_vocab import head_columns
 from minispec.model import Model
 from minispec.parameters import init_params, trainable_names
 
@@ -170,12 +171,15 @@ class Problem:
         self.config = ModelConfig(**{**TINY, **(model or {})})
         self.streams = None if streams is None else StreamConfig(**{**STREAMS, **dict(streams)})
         self.params = hot_params(self.config, self.streams, seed)
-        self.model = Model(self.config, self.params, self.streams)
+        drafts = self.streams.draft_vocab if self.streams else 0
+        self.model = Model(self.config, self.params, self.streams,
+                           draft_ids=np.arange(1, 1 + drafts) if drafts else None)
+        index = self.model.draft_index
         self.names = trainable_names(self.params, self.streams)
         self.documents, count = documents(11, seed), self.streams.count if self.streams else 0
         a, b, c, d, e = self.documents
-        self.batch = (pad_batch(self.documents, count) if layout == "padded"
-                      else pack_batch([[a, b], [e, c], [d]], count))
+        self.batch = (pad_batch(self.documents, count, index) if layout == "padded"
+                      else pack_batch([[a, b], [e, c], [d]], count, index))
         frozen = self.streams is not None and self.streams.mode == "lossless"
         self.weights = {"main": 0.0 if frozen else 1.0, "stream": 0.3, "next": 0.2,
                         "counts": self.batch.counts, "detach": detach}
@@ -224,11 +228,14 @@ class Problem:
                 n = n_start if self.weights["detach"] else n
             return transition(n, before, *maps)
 
-        def held_exit(params, config, grads, h, targets, weights):
+        def held_exit(params, config, grads, h, targets, weights, columns=None):
             if not self.held["exit"]:
                 self.held["exit"].append(h.copy())
             params = {n: a if n.startswith("prune.") else self.start[n] for n, a in params.items()}
-            return exit_loss(params, config, {}, self.held["exit"][0], targets, weights)
+            if columns is not None:
+                columns = head_columns(self.start, columns.ids)
+            return exit_loss(params, config, {}, self.held["exit"][0], targets, weights,
+                             columns)
 
         with mock.patch.object(objective, "transition_forward", held_transition), \
                 mock.patch.object(objective, "exit_loss", held_exit), \

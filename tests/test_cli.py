@@ -38,7 +38,7 @@ def quick():
         return compare(*args, max_new_tokens=limit, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minispec, "load", functools.partial(load_model, dtype="float64"))
+        patch.setattr(minispec, "load", functools.partial(minispec.load, dtype="float64"))
         patch.setattr("minispec.compare.compare", short)
         yield
 

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from minispec.config import (LORA_TARGETS, PAPER_TREE, PRESETS, ModelConfig, StreamConfig,
+from minispec.config import (LORA_TARGETS, PAPER_TREE, ModelConfig, StreamConfig,
                              TrainConfig, TreeConfig, add_flags, from_flags)
 from minispec.parameters import all_shapes
+from minispec.presets import PRESETS
 
 CLASSES = (ModelConfig, StreamConfig, TreeConfig, TrainConfig)
 FIELDS = [(cls, f.name) for cls in CLASSES for f in dataclasses.fields(cls)]
@@ -189,9 +190,10 @@ def test_every_flag_has_help(cls, capsys):
 
 
 def test_presets_fit_together():
-    assert {"demo", "tiny"} <= set(PRESETS)
+    assert {"demo", "tiny", "adapter"} <= set(PRESETS)
     for preset in PRESETS.values():
-        assert preset.streams.layers <= preset.model.layers
-        assert all_shapes(preset.model, preset.streams)
+        model = preset.model or ModelConfig()             # an adapter's model is the user's
+        assert preset.streams.layers <= model.layers
+        assert all_shapes(model, preset.streams)
         assert preset.examples >= preset.train.batch and preset.tasks
     assert PRESETS["tiny"].model == ModelConfig()         # the defaults are the shipped model

@@ -61,12 +61,12 @@ def test_nothing_is_imported_for_nothing(path):
 # --- imports point one way ----------------------------------------------------------------------
 
 # A module imports only what stands before it.
-ORDER = ("config backend masks layers lora attention rope_scaling parameters transformer streams "
-         "transitions loss pruning data objective optim cache model tree growing verify sampling "
-         "text stopping stats drafters drafters.prompt_lookup drafters.streams generate compare "
-         "report weights "
-         "tensorfile families hf_config hf_names hf loading "
-         "training words task_sql task_dialogue task_sentence tasks found").split()
+ORDER = ("config backend masks layers lora attention rope_scaling parameters transformer "
+         "draft_vocab streams transitions loss pruning data objective optim cache model tree "
+         "growing verify sampling text stopping stats drafters drafters.prompt_lookup "
+         "drafters.streams generate compare report weights tensorfile families hf_config hf_names "
+         "hf trunk adapter loading training presets fine_tune words task_sql task_dialogue "
+         "task_sentence tasks found").split()
 INDEPENDENT = "tree growing verify sampling stats text stopping report masks config".split()
 
 

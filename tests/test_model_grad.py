@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gradcheck import Problem
+from minispec import objective
 from minispec.config import TrainConfig
 from minispec.data import Document, pad_batch
 from minispec.parameters import is_base
@@ -66,6 +67,11 @@ CONFIGS = {
     "query and key norms, window, packed": dict(
         model=dict(qk_norm=True, sliding_window=3, kv_heads=4), layout="packed"),
     "lossless without adapters": dict(streams=dict(mode="lossless")),
+    "draft vocabulary": dict(streams=dict(draft_vocab=6)),
+    "draft vocabulary, untied, scaled": dict(streams=dict(draft_vocab=6, embed_scale=3.0),
+                                             model=dict(tied=False, head_bias=True)),
+    "draft vocabulary, lossless, packed": dict(
+        streams=dict(LORA, mode="lossless", draft_vocab=6), layout="packed"),
 }
 
 
@@ -98,6 +104,29 @@ def same(got, expected):
         assert np.abs(grads[name] - g).max() <= 1e-12 * scale, name
     assert metrics.count == metrics_.count and metrics.hits == metrics_.hits
     assert metrics.loss == pytest.approx(metrics_.loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("options", [
+    dict(), dict(layout="packed"), dict(model=GPT2, streams=dict(insertion_rank=2)),
+    dict(streams=dict(kind="rotation", rotation_angle=0.3, layers=3)),
+    dict(model=dict(sliding_window=3, qk_norm=True), streams=dict(draft_vocab=6)),
+    dict(model=dict(NEOX, residual="parallel", rotary_dim=4))])
+def test_frozen_main_rows_run_apart_from_their_streams(monkeypatch, options, segments):
+    """Lossless mode: main rows forward only, then the streams alone, against all rows at once."""
+    options = {**options, "streams": dict(LORA, mode="lossless", **options.get("streams", {}))}
+    problem = Problem(**options)
+    problem.weights["main"] = 1.0                         # main losses as a metric
+    together = objective.Pass.top
+    apart = problem.gradients(segments=segments)
+    monkeypatch.setattr(objective.Pass, "top_of_streams", together)
+    same(apart, problem.gradients())
+    problem.weights["main"] = 0.0
+    monkeypatch.undo()
+    monkeypatch.setattr(objective.Pass, "top", None)      # not run at all
+    grads, metrics = problem.gradients()
+    assert not metrics.count["main"]
+    assert all(np.abs(grads[n] - g).max() < 1e-12 for n, g in apart[0].items())
 
 
 CUTS = {

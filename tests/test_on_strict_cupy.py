@@ -141,7 +141,7 @@ def test_training_gives_the_same_gradients(cp, name):
     trainers = [Trainer(model, loader, train) for model in (host, host.to(cp))]
     for _ in range(train.steps):
         want, got = (trainer.one_step() for trainer in trainers)
-        for kind in want.metrics.count:
+        for kind in (k for k, count in want.metrics.count.items() if count):
             assert got.metrics.mean_loss(kind) == pytest.approx(want.metrics.mean_loss(kind),
                                                                 rel=1e-10)
         assert got.metrics.hits == want.metrics.hits

@@ -14,8 +14,9 @@ import pytest
 import minispec
 from minispec import tasks
 from minispec.compare import first_difference
-from minispec.config import PAPER_TREE, PRESETS, TreeConfig
+from minispec.config import PAPER_TREE, TreeConfig
 from minispec.parameters import all_shapes, is_base
+from minispec.presets import PRESETS
 from minispec.stats import DecodeStats
 
 FOLDER = pathlib.Path(__file__).parents[1] / "weights" / "tiny"
