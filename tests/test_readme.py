@@ -40,7 +40,10 @@ def blocks(language):
 
 def recipe(target):
     """The last command that `make target` would run, as a list of words."""
-    shown = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+    # under `make test` this make would be a child of that one, and say so in its output
+    clean = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    shown = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True,
+                           env=clean)
     assert shown.returncode == 0, shown.stderr
     return shown.stdout.strip().splitlines()[-1].replace('"', "").split()
 
