@@ -76,7 +76,6 @@ def test_conditional_streams_do_as_much_with_a_fifth_of_the_nodes(measured):
     paper, _, ours = (sum(stats.values(), DecodeStats()) for stats in measured.values())
     # both come close to the 4 that there can be (weights/README.md): 3.73 and 3.72 on 60 prompts
     assert ours.tokens_per_forward > paper.tokens_per_forward - 0.1
-    assert ours.drafted / ours.forwards <= 8 < 39 / 4
     assert ours.drafted / ours.forwards <= 8 < paper.drafted / paper.forwards
 
 
