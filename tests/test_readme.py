@@ -8,6 +8,7 @@ somewhere; every module is in the reading order, with tests that exist; no place
 import contextlib
 import importlib
 import io
+import os
 import pathlib
 import re
 import shutil
