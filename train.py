@@ -40,7 +40,7 @@ TEMPERATURE = 0.7                   # of the comparison before and after trainin
 
 def parse(argv):
     """Arguments; a preset gives the defaults of all other flags."""
-    first = argparse.ArgumentParser(add_help=False)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)   # --mode is no --model
     first.add_argument("--preset", choices=PRESETS, help="default settings (demo, or adapter)")
     first.add_argument("--model", help="model folder or hub id to train an adapter for")
     known = first.parse_known_args(argv)[0]
@@ -104,13 +104,16 @@ def build(args, examples):
         draft_ids = choose_draft_ids(documents, streams.draft_vocab, config.eos_ids)
     model = Model(config, init_params(config, streams, args.seed), streams, tokenizer, draft_ids)
     loader = Loader(documents, train.batch, streams.count, train.seed, model.draft_index)
+    os.makedirs(args.out, exist_ok=True)                  # if that fails, then before the work
     return Trainer(model, loader, train, args.out)
 
 
 def build_adapter(args, examples):
     """A Trainer of a fresh adapter for the model in --model."""
-    made = prepare(load(args.model), examples, from_flags(StreamConfig, args, rename=STREAM_FLAGS),
-                   from_flags(TrainConfig, args), args.out, args.max_tokens)
+    streams = from_flags(StreamConfig, args, rename=STREAM_FLAGS)
+    train = from_flags(TrainConfig, args)
+    os.makedirs(args.out, exist_ok=True)                  # if that fails, then before the work
+    made = prepare(load(args.model), examples, streams, train, args.out, args.max_tokens)
     if made.skipped or made.cut:
         print(f"texts of at most {args.max_tokens} tokens: {made.skipped} longer prompts left out, "
               f"{made.cut} completions cut")
@@ -140,7 +143,6 @@ def show(model, prompts, title, runs=1):
 def main(argv=None):
     args = parse(argv)
     examples, heldout = load_data(args)
-    os.makedirs(args.out, exist_ok=True)                  # if that fails, then before the work
     trainer = build_adapter(args, examples) if args.model else build(args, examples)
     model, train = trainer.model, trainer.train
     size = sum(model.params[n].size for n in trainer.names)
