@@ -42,7 +42,7 @@ parity: install  ## logits and texts against the transformers that is installed;
 	$(BIN)/python tests/parity.py $(wildcard ../shared/models/stories260K) $(MODELS)
 
 ablation: install  ## the paper's pruning ablation on weights/tiny -> docs/pruning.md
-	$(BIN)/python bench.py pruning --write docs/pruning.md
+	$(BIN)/python bench.py pruning --per-task 4 --write docs/pruning.md
 
 loc:  ## lines per file
 	@wc -l minispec/*.py minispec/drafters/*.py *.py | sort -n

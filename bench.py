@@ -147,7 +147,7 @@ def main(argv=None):
     parser.add_argument("--per-task", type=int, default=8, help="prompts per task (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="timed runs (%(default)s)")
     parser.add_argument("--max-k", type=int, default=6, help="largest k (%(default)s)")
-    parser.add_argument("--threshold", type=float, default=0.01,
+    parser.add_argument("--threshold", type=float, default=0.001,
                         help="early-exit probability below which a branch is cut (%(default)s)")
     parser.add_argument("--fused", action="store_true", help="streams in the verifying pass")
     parser.add_argument("--write", metavar="FILE",

@@ -28,7 +28,7 @@ PRESETS = {
         ModelConfig(vocab_size=512, width=128, layers=4, heads=4, kv_heads=2, head_dim=32,
                     mlp_width=320),
         StreamConfig(count=3, layers=2, transition_rank=64),
-        TrainConfig(steps=500, batch=16, lr=4e-3, warmup=50, stream_weight=0.2,
+        TrainConfig(steps=400, batch=16, lr=4e-3, warmup=50, stream_weight=0.2,
                     transition_weight=0.2),
         tasks=("sentence",), examples=4000),
     # how weights/tiny was made: about an hour
