@@ -98,6 +98,9 @@ def build(args, examples):
     config = from_flags(ModelConfig, args, vocab_size=tokenizer.vocab_size,
                         bos_id=tokenizer.bos_id, eos_ids=(tokenizer.eos_id,))
     streams = from_flags(StreamConfig, args, rename=STREAM_FLAGS)
+    if streams.lora_rank or streams.mode == "lossless":
+        raise ValueError("LoRA and lossless mode leave the base model as it is, and here it is "
+                         "untrained; give a trained one with --model")
     train, draft_ids = from_flags(TrainConfig, args), None
     documents = encode_examples(examples, tokenizer, config)
     if streams.draft_vocab:

@@ -85,6 +85,7 @@ def test_a_device_that_is_not_there(monkeypatch):
     ("--head-dim 7", "head_dim is 7, expected an even number"), ("--streams 0", "count is 0"),
     ("--vocab-size 10", "vocab_size is 10"), ("--stream-layers 9", "layers is 9"),
     ("--stream-kind nope", "--stream-kind"), ("--lora-targets x", "['x']"),
+    ("--lora-rank 4", "with --model"), ("--mode lossless", "with --model"),
     ("--mode lossless --main-sees-streams", "main_sees_streams is True"),
     ("--seed -1", "seed is -1"), ("--preset nope", "--preset"), ("--examples 0", "--examples is 0"),
     ("--heldout -1", "--heldout is -1"), ("--tasks nope", "unknown task 'nope'"),
