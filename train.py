@@ -16,8 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")        # our own threads shar
 import argparse
 
 from minispec import report, tasks
-from minispec.compare import compare
 from minispec.adapter import merged, save_adapter
+from minispec.compare import compare
 from minispec.config import (PAPER_TREE, ModelConfig, StreamConfig, TrainConfig, TreeConfig,
                              add_flags, from_flags)
 from minispec.data import Loader, encode_examples, read_jsonl

@@ -10,7 +10,6 @@ Read first: parameters.py, lora.py, weights.py. Proven by: tests/test_adapter.py
 """
 
 import hashlib
-import json
 import os
 
 import numpy as np
@@ -21,7 +20,7 @@ from .lora import merge
 from .model import Model
 from .parameters import adapter_shapes, base_shapes, init_stream_params, is_base, stream_shapes
 from .weights import (DRAFT_IDS, check_shapes, draft_shape, read_json, read_tensors,
-                      write_atomically, write_tensors)
+                      write_json, write_tensors)
 
 FORMAT = "minispec-adapter-1"
 TENSORS = "adapter.safetensors"
@@ -74,8 +73,7 @@ def save_adapter(folder, model, base_name, dtype="float16"):
     write_tensors(os.path.join(folder, TENSORS), tensors, {"format": FORMAT})
     settings = {"format": FORMAT, "base": base_name, "base_hash": base_hash(model),
                 "model": model.config.as_dict(), "streams": model.streams.as_dict()}
-    write_atomically(os.path.join(folder, "config.json"),
-                     (json.dumps(settings, indent=1) + "\n").encode())
+    write_json(os.path.join(folder, "config.json"), settings)
 
 
 def read_settings(folder, base):

@@ -11,7 +11,6 @@ Read first: tensorfile.py, hf_config.py, hf_names.py. Read next: loading.py.
 Proven by: tests/test_families.py, tests/test_hf.py (cases H-13, H-26, H-30).
 """
 
-import json
 import os
 
 import numpy as np
@@ -25,7 +24,7 @@ from .model import Model
 from .parameters import base_shapes
 from .tensorfile import FLOATS, TensorFile, write_tensor_file
 from .text import Tokenizer
-from .weights import read_json, write_atomically
+from .weights import read_json, write_json
 
 INDEX = "model.safetensors.index.json"
 
@@ -147,5 +146,4 @@ def save_hf(folder, model, family, dtype="float32"):
         model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
     ids = {k: settings[k] for k in ("bos_token_id", "eos_token_id") if settings[k] is not None}
     for name, value in (("generation_config.json", ids), ("config.json", settings)):
-        text = json.dumps(value, indent=1) + "\n"
-        write_atomically(os.path.join(folder, name), text.encode())
+        write_json(os.path.join(folder, name), value)

@@ -8,7 +8,8 @@ A `View` describes the rows of one call. They come in two groups, main rows firs
 
     [ main row 0 .. T-1 | streams 1..G of bundle 0 | streams 1..G of bundle 1 | ... ]
 
-A bundle is a main row together with its streams; the last S main rows are bundles.
+A bundle is a main row together with its streams; the last S main rows are bundles. With T = 0 the
+streams run alone: their main rows ran before and are among the P keys (training in lossless mode).
 
 Read first: config.py. Proven by: tests/test_masks.py (against brute-force definitions).
 """
@@ -25,8 +26,8 @@ class View:
     main      T, main rows in this call
     bundles   S, how many of the last main rows carry streams
     streams   G, streams per bundle
-    context   (1 or B, T, K) bool: which of the K = P + T main keys a main row sees. Its streams
-              see the same. K counts the P cached rows first, then this call's main rows.
+    context   (1 or B, max(T, S), K) bool: which of the K = P + T main keys a main row sees. Its
+              streams see the same. K counts the P cached rows first, then this call's main rows.
     sees_own  None: main rows never see streams (arXiv v1; lossless mode). Else (1 or B, S) bool:
               main row s also sees its own G streams where True (PMLR eq. 1).
     """

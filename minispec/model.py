@@ -185,18 +185,19 @@ class Model:
             x, _ = block_forward(self.params, config, layer, x, call, cache)
         kept = None
         if prune is not None and rows > 1:
-            draft = self.draft_ids is not None and (self.draft_index, self.draft_columns)
-            kept = prune(pruning.exit_scores(self.params, config, x[0], tree, draft or None))
+            draft = None if self.draft_ids is None else (self.draft_index, self.draft_columns)
+            kept = prune(pruning.exit_scores(self.params, config, x[0], tree, draft))
             if len(kept) == rows:
                 kept = None
             else:
                 x, at, context = self._take(cache, kept, x, at, context)
                 rows, bundles = len(kept), min(bundles, len(kept))
-        view = masks.View(rows, xp.asarray(context)[None], bundles,
-                          self.streams.count if bundles else 0, self._sees(bundles))
-        call = self.angles.call(view, at)
+        if kept is not None or bundles:                   # else the rows are those from below
+            view = masks.View(rows, xp.asarray(context)[None], bundles,
+                              self.streams.count if bundles else 0, self._sees(bundles))
+            call = self.angles.call(view, at)
         y, _ = top_forward(self.params, config, self.streams, x, at, call, cache)
-        return self._output(x, y, view, last_only, kept)
+        return self._output(x, y, call.view, last_only, kept)
 
     def _take(self, cache, kept, x, at, context):
         """Rows `kept` (ascending) of x (1, N, C), at (1, N) and context (N, P + N), and of what the

@@ -103,8 +103,8 @@ class Angles:
         """The `Call` for rows `view` whose main rows sit at `positions`.
 
         positions (1 or B, T) int on the host; in a view without main rows those of the main rows
-        that the bundles belong to. streams_alone: the view's main rows are the
-        streams of one cached row (`Model.deferred_streams`).
+        that the bundles belong to. streams_alone: the view's main rows are the streams of one
+        cached row (`Model.deferred_streams`).
         """
         config, streams, xp = self.config, self.streams, self.xp
         angles = turn = None

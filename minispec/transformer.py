@@ -69,9 +69,9 @@ def norm_backward(dy, cache, config, grads, name):
 def attend_forward(params, config, layer, x, call, store):
     """Project, (normalise,) rotate, attend, project back.   x (B, rows, C) -> (B, rows, C)."""
     name, view = f"blocks.{layer}.attn", call.view
-    q, cq = project_forward(params, name + ".q", x, call.adapter)       # (B, rows, H*D)
-    k, ck = project_forward(params, name + ".k", x, call.adapter)       # (B, rows, Hkv*D)
-    v, cv = project_forward(params, name + ".v", x, call.adapter)       # (B, rows, Hkv*D)
+    q, cq = project_forward(params, name + ".q", x, call.adapter)         # (B, rows, H*D)
+    k, ck = project_forward(params, name + ".k", x, call.adapter)         # (B, rows, Hkv*D)
+    v, cv = project_forward(params, name + ".v", x, call.adapter)         # (B, rows, Hkv*D)
     q = split_heads(q, config.heads)                      # (B, H, rows, D)
     k = split_heads(k, config.kv_heads)                   # (B, Hkv, rows, D)
     v = split_heads(v, config.kv_heads)                   # (B, Hkv, rows, D)
@@ -80,8 +80,8 @@ def attend_forward(params, config, layer, x, call, store):
         q, cqn = norm_forward(params, config, name + ".q_norm", q)        # (B, H, rows, D)
         k, ckn = norm_forward(params, config, name + ".k_norm", k)        # (B, Hkv, rows, D)
     if call.angles is not None:
-        q, _ = rotate_forward(q, *call.angles)          # (B, H, rows, D)
-        k, _ = rotate_forward(k, *call.angles)          # (B, Hkv, rows, D)
+        q, _ = rotate_forward(q, *call.angles)            # (B, H, rows, D)
+        k, _ = rotate_forward(k, *call.angles)            # (B, Hkv, rows, D)
     if call.turn is not None:
         turned = rows_of(call.turn)                       # the last rows are streams
         v[:, :, turned], _ = rotate_forward(v[:, :, turned], *call.turn)
@@ -116,8 +116,8 @@ def attend_backward(dy, cache, params, config, layer, call, store, grads):
         dv[:, :, turned] = rotate_backward(dv[:, :, turned], call.turn)
     # forward: q, k = rotate(q), rotate(k)
     if call.angles is not None:
-        dq = rotate_backward(dq, call.angles)           # (B, H, rows, D)
-        dk = rotate_backward(dk, call.angles)           # (B, Hkv, rows, D)
+        dq = rotate_backward(dq, call.angles)             # (B, H, rows, D)
+        dk = rotate_backward(dk, call.angles)             # (B, Hkv, rows, D)
     # forward: q, k = norm(q), norm(k), or nothing
     dq = norm_backward(dq, cqn, config, grads, name + ".q_norm")          # (B, H, rows, D)
     dk = norm_backward(dk, ckn, config, grads, name + ".k_norm")          # (B, Hkv, rows, D)

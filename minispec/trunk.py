@@ -130,7 +130,7 @@ class Trunk:
 def hidden_size(model, documents):
     """Root mean square of a typical hidden state at layer L-A: the median over the rows of a few
     texts, since single rows (the first of a text) may be a thousand times larger."""
-    x = Pass(model, pad_batch(documents[:8], 0), {}, None).trunk()[0]     # (B, T, C)
-    real = pad_batch(documents[:8], 0).documents >= 0     # (B, T)
-    rows = to_host(x).astype("float64")[real]             # (rows, C)
+    batch = pad_batch(documents[:8], 0)
+    x = Pass(model, batch, {}, None).trunk()[0]           # (B, T, C)
+    rows = to_host(x).astype("float64")[batch.documents >= 0]     # (rows, C)
     return float(np.median((rows * rows).mean(axis=1) ** 0.5))

@@ -62,6 +62,11 @@ def read_json(path):
     return value
 
 
+def write_json(path, value):
+    """Write a JSON object for people to read, atomically."""
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
 def write_tensors(path, tensors, metadata=None):
     """Save {name: array} of either library as safetensors, atomically.
 
@@ -107,8 +112,7 @@ def save_model(folder, model, dtype="float32"):
         model.tokenizer.save(os.path.join(folder, "tokenizer.json"))
     settings = {"format": FORMAT, "model": model.config.as_dict(),
                 "streams": model.streams.as_dict() if model.streams else None}
-    write_atomically(os.path.join(folder, "config.json"),
-                     (json.dumps(settings, indent=1) + "\n").encode())
+    write_json(os.path.join(folder, "config.json"), settings)
 
 
 def load_model(folder, xp=np, dtype="float32"):

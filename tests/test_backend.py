@@ -6,15 +6,9 @@ Claims: arrays of the two libraries never mix (cases H-42), repeated ids are all
 
 import numpy as np
 import pytest
-import strict_cupy
 from strict_cupy import transfers
 
 from minispec import backend
-
-
-@pytest.fixture
-def cp(monkeypatch):
-    return strict_cupy.install(monkeypatch)
 
 
 @pytest.fixture
@@ -27,14 +21,6 @@ def no_device(cp, monkeypatch):
     def fail():
         raise cp.cuda.runtime.CUDARuntimeError("cudaErrorInsufficientDriver")
     monkeypatch.setattr(cp.cuda.runtime, "getDeviceCount", fail)
-
-
-@pytest.fixture
-def a(cp):
-    """[[0 1 2] [3 4 5]] in float32, on the device, with the counters at zero."""
-    array = cp.asarray(np.arange(6, dtype=np.float32).reshape(2, 3))
-    transfers.reset()
-    return array
 
 
 HOST = np.ones(3, np.float32)

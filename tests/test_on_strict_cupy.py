@@ -7,7 +7,6 @@ device arrays in one formula, NumPy functions on device arrays, names that CuPy 
 
 import numpy as np
 import pytest
-import strict_cupy
 from strict_cupy import transfers
 from tiny_models import CONFIG, LAYERNORM, STREAMS, FixedLoader, texts, tiny_model
 
@@ -18,11 +17,6 @@ from minispec.training import Trainer
 from minispec.weights import load_model, save_model
 
 NEVER_ENDS = CONFIG.replace(eos_ids=())
-
-
-@pytest.fixture
-def cp(monkeypatch):
-    return strict_cupy.install(monkeypatch)
 
 
 # --- decoding -----------------------------------------------------------------------------------

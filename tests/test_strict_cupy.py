@@ -9,22 +9,8 @@ import re
 
 import numpy as np
 import pytest
-import strict_cupy
 from strict_cupy import transfers
 from strict_cupy_rules import AT_DTYPES, frozen_names, signature_of
-
-
-@pytest.fixture
-def cp(monkeypatch):
-    return strict_cupy.install(monkeypatch)
-
-
-@pytest.fixture
-def a(cp):
-    """[[0 1 2] [3 4 5]] in float32, on the device, with the counters at zero."""
-    array = cp.asarray(np.arange(6, dtype=np.float32).reshape(2, 3))
-    transfers.reset()
-    return array
 
 
 HOST = np.ones(3, np.float32)
